@@ -1,0 +1,344 @@
+//! A whole model's compression on one learner.
+
+use crate::error::CompressError;
+use crate::gradient::Gradient;
+use crate::kernel::Kernel;
+use crate::layout::{Layer, Layout};
+use crate::packet::Packet;
+use crate::policy::Treatment;
+use crate::residual::{Residual, Rule, Scratch};
+use crate::statistics::{LayerStatistics, ResidualStatistics};
+use crate::wire::{Codec, FrameWriter, Header};
+use half::f16;
+use std::sync::Arc;
+
+/// Compresses the gradients of one model on one learner, and keeps what was not sent.
+///
+/// A step is begun by the first gradient, then committed once every learner has the frames, or dropped. Until then what
+/// was selected is pending: a dropped step leaves it in the residual, so it is delayed and not lost.
+#[derive(Debug, Clone)]
+pub struct Compressor {
+    layout: Arc<Layout>,
+    layers: Vec<LayerState>,
+    kernel: Kernel,
+    threads: usize,
+    inverse_loss_scale: f32,
+    scratch: Scratch,
+    open: bool,
+}
+
+#[derive(Debug, Clone)]
+struct LayerState {
+    store: Store,
+    compressed: bool,
+    statistics: LayerStatistics,
+}
+
+/// What a layer keeps.
+#[derive(Debug, Clone)]
+enum Store {
+    /// What was not sent, to be selected from by bins of this length.
+    Bins(Residual, usize),
+    /// What was not sent, to be selected from by this share of the whole.
+    TopK(Residual, f32),
+    /// The values of a layer that is sent whole, as f16 or not, within a step.
+    Whole(Vec<f32>, bool),
+}
+
+impl Store {
+    fn residual_mut(&mut self) -> Option<&mut Residual> {
+        match self {
+            Self::Bins(residual, _) | Self::TopK(residual, _) => Some(residual),
+            Self::Whole(..) => None,
+        }
+    }
+}
+
+/// How much of the gradient a step sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sending {
+    /// What the policy says.
+    #[default]
+    Selected,
+    /// All of it in f32, with the residual on top, which a commit then clears: for dense steps between compressed ones.
+    Everything,
+}
+
+impl Compressor {
+    /// A compressor with empty residuals. One for each learner; all share the layout.
+    pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
+        let layout = layout.into();
+        let state = |layer: &Layer| LayerState {
+            store: match layer.treatment {
+                Treatment::Bins(bin) => Store::Bins(Residual::new(layer.elements()), bin as usize),
+                Treatment::TopK(percent) => Store::TopK(Residual::new(layer.elements()), percent),
+                Treatment::Dense => Store::Whole(Vec::new(), false),
+                Treatment::Half => Store::Whole(Vec::new(), true),
+            },
+            compressed: false,
+            statistics: LayerStatistics { elements: layer.elements(), ..Default::default() },
+        };
+        Self {
+            layers: layout.layers().iter().map(state).collect(),
+            layout,
+            kernel: Kernel::best(),
+            threads: 1,
+            inverse_loss_scale: 1.0,
+            scratch: Scratch::default(),
+            open: false,
+        }
+    }
+
+    /// Uses this kernel rather than the fastest: for tests and benchmarks.
+    pub fn with_kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = kernel;
+        self
+    }
+
+    /// Lets large tensors use so many threads. The result is the same to the bit.
+    pub fn with_threads(mut self, threads: usize) -> Self {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// Multiplies gradients by this from now on, before anything else: 1 / loss scale in mixed-precision training, so
+    /// that residuals do not depend on the scale.
+    pub fn set_inverse_loss_scale(&mut self, scale: f32) -> Result<(), CompressError> {
+        if !(scale.is_finite() && scale > 0.0) {
+            return Err(CompressError::LossScale { scale });
+        }
+        self.inverse_loss_scale = scale;
+        Ok(())
+    }
+
+    /// The layers.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// A whole step: the gradients of all parameters, in any order. Everything is checked before anything is changed.
+    pub fn compress(&mut self, gradients: &[(&str, Gradient<'_>)]) -> Result<(), CompressError> {
+        if self.open {
+            return Err(CompressError::Open);
+        }
+        // `compressed` is false everywhere while no step is open, so it can mark what has been seen.
+        let checked = self.check_all(gradients);
+        self.layers.iter_mut().for_each(|layer| layer.compressed = false);
+        checked?;
+        for &(name, gradient) in gradients {
+            if let Some(layer) = self.layout.number(name) {
+                self.compress_layer(layer, gradient, Sending::Selected)?;
+            }
+        }
+        self.open = true;
+        Ok(())
+    }
+
+    fn check_all(&mut self, gradients: &[(&str, Gradient<'_>)]) -> Result<(), CompressError> {
+        for &(name, gradient) in gradients {
+            let layer = self
+                .layout
+                .number(name)
+                .ok_or_else(|| CompressError::Unknown { parameter: name.to_owned() })?;
+            self.check_layer(layer, gradient)?;
+            self.layers[layer].compressed = true;
+        }
+        self.check_compressed(0..self.layers.len())
+    }
+
+    /// One layer of a step, by its number in the layout: as soon as the backward pass has it. The step is open from the
+    /// first layer on.
+    pub fn compress_layer(
+        &mut self,
+        layer: usize,
+        gradient: Gradient<'_>,
+        sending: Sending,
+    ) -> Result<(), CompressError> {
+        self.check_layer(layer, gradient)?;
+        self.open = true;
+        let Self { layout, layers, scratch, .. } = self;
+        let state = &mut layers[layer];
+        let factor = self.inverse_loss_scale;
+        let bad_bins = match (&mut state.store, sending) {
+            (Store::Bins(residual, bin), Sending::Selected) => {
+                let rule = Rule {
+                    bin: *bin,
+                    soft_threshold: layout.soft_threshold(),
+                    factor,
+                    kernel: self.kernel,
+                    threads: self.threads,
+                };
+                residual.select_bins(gradient, rule, scratch)
+            }
+            (Store::TopK(residual, percent), Sending::Selected) => {
+                residual.select_top(gradient, factor, *percent, scratch)
+            }
+            (Store::Bins(residual, _) | Store::TopK(residual, _), Sending::Everything) => {
+                residual.select_everything(gradient, factor, scratch)
+            }
+            (Store::Whole(values, half), _) => {
+                values.clear();
+                values.extend_from_slice(gradient.read(0..gradient.len(), factor, scratch.converted()));
+                if *half {
+                    values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
+                }
+                usize::from(!values.iter().all(|value| value.is_finite()))
+            }
+        };
+        state.compressed = true;
+        state.statistics.bad_bins = bad_bins;
+        state.statistics.bytes = 0;
+        let (selected, scale) = match self.packet(layer) {
+            Some(Packet::Sparse(sparse)) => (sparse.selected.len(), sparse.values[0]),
+            Some(Packet::Dense(values)) => (values.len(), 0.0),
+            None => (0, 0.0),
+        };
+        let statistics = &mut self.layers[layer].statistics;
+        (statistics.selected, statistics.scale) = (selected, scale);
+        Ok(())
+    }
+
+    fn check_layer(&self, layer: usize, gradient: Gradient<'_>) -> Result<(), CompressError> {
+        let Some(state) = self.layers.get(layer) else {
+            return Err(CompressError::Unknown { parameter: format!("number {layer}") });
+        };
+        let expected = state.statistics.elements;
+        let parameter = || self.layout[layer].name().to_owned();
+        if state.compressed {
+            return Err(CompressError::Twice { parameter: parameter() });
+        }
+        if gradient.len() != expected {
+            return Err(CompressError::Length { parameter: parameter(), expected, actual: gradient.len() });
+        }
+        Ok(())
+    }
+
+    fn check_compressed(&self, layers: impl Iterator<Item = usize>) -> Result<(), CompressError> {
+        let missing = layers.filter(|&layer| !self.layers[layer].compressed);
+        let parameters: Vec<_> = missing.map(|layer| self.layout[layer].name().to_owned()).collect();
+        if parameters.is_empty() { Ok(()) } else { Err(CompressError::Missing { parameters }) }
+    }
+
+    /// What a layer sends in the open step; nothing before it is compressed.
+    pub fn packet(&self, layer: usize) -> Option<Packet<'_>> {
+        let LayerState { store, compressed, .. } = &self.layers[layer];
+        match store {
+            Store::Bins(residual, _) | Store::TopK(residual, _) => residual.packet(),
+            Store::Whole(values, _) => compressed.then_some(Packet::Dense(values)),
+        }
+    }
+
+    /// Whether every gradient of the open step so far is finite. If not, the frame says so in place of the gradients,
+    /// and all learners drop the step.
+    pub fn is_finite(&self) -> bool {
+        self.layers.iter().all(|layer| !layer.compressed || layer.statistics.bad_bins == 0)
+    }
+
+    /// Writes the open step as a frame, over what was in `frame`.
+    pub fn encode(
+        &mut self,
+        codec: Codec,
+        learner: u32,
+        step: u64,
+        frame: &mut Vec<u8>,
+    ) -> Result<(), CompressError> {
+        self.encode_numbers(codec, learner, step, 0..self.layers.len(), frame)
+    }
+
+    /// Writes some layers of the open step, by ascending numbers, as a frame of their own.
+    pub fn encode_layers(
+        &mut self,
+        codec: Codec,
+        learner: u32,
+        step: u64,
+        layers: &[usize],
+        frame: &mut Vec<u8>,
+    ) -> Result<(), CompressError> {
+        self.encode_numbers(codec, learner, step, layers.iter().copied(), frame)
+    }
+
+    fn encode_numbers(
+        &mut self,
+        codec: Codec,
+        learner: u32,
+        step: u64,
+        layers: impl Iterator<Item = usize> + Clone,
+        frame: &mut Vec<u8>,
+    ) -> Result<(), CompressError> {
+        if !self.open {
+            return Err(CompressError::NotOpen);
+        }
+        self.check_compressed(layers.clone())?;
+        let non_finite = layers.clone().any(|layer| self.layers[layer].statistics.bad_bins > 0);
+        let fingerprint = self.layout.fingerprint();
+        let header = Header { codec, non_finite, fingerprint, step, learner };
+        let mut writer = FrameWriter::new(&header, &self.layout, frame);
+        if !non_finite {
+            for layer in layers {
+                if let Some(packet) = self.packet(layer) {
+                    self.layers[layer].statistics.bytes = writer.section(layer, packet);
+                }
+            }
+        }
+        writer.finish();
+        Ok(())
+    }
+
+    /// Every learner has this step: what was sent leaves the residual, and the step is over.
+    pub fn commit(&mut self) -> Result<(), CompressError> {
+        if !self.open {
+            return Err(CompressError::NotOpen);
+        }
+        if !self.is_finite() {
+            let bad = (0..self.layers.len()).filter(|number| self.layers[*number].statistics.bad_bins > 0);
+            let parameters = bad.map(|number| self.layout[number].name().to_owned()).collect();
+            return Err(CompressError::NonFinite { parameters });
+        }
+        self.close(Residual::commit);
+        Ok(())
+    }
+
+    /// The step is used nowhere: what was selected stays in the residual, and the step is over. In a bin with a bad
+    /// gradient the residual is what it was before the step.
+    pub fn drop_step(&mut self) {
+        self.close(Residual::take_back);
+    }
+
+    fn close(&mut self, end: impl Fn(&mut Residual)) {
+        for layer in &mut self.layers {
+            if let Some(residual) = layer.store.residual_mut() {
+                end(residual);
+            }
+            layer.compressed = false;
+        }
+        self.open = false;
+    }
+
+    /// Whether a step is open.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// What each layer sent in the last step.
+    pub fn statistics(&self) -> impl ExactSizeIterator<Item = LayerStatistics> {
+        self.layers.iter().map(|layer| layer.statistics)
+    }
+
+    /// A layer's residual as it is between steps; nothing for a layer that is sent whole.
+    pub fn residual(&mut self, layer: usize) -> Option<&[f32]> {
+        self.layers[layer].store.residual_mut().map(|residual| &*residual.settled())
+    }
+
+    /// The numbers of the layers that have residuals, and these, as they are between steps.
+    pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
+        self.layers
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(number, layer)| Some((number, layer.store.residual_mut()?.settled())))
+    }
+
+    /// The size of a layer's residual: a pass over memory, so sample it.
+    pub fn residual_statistics(&mut self, layer: usize) -> Option<ResidualStatistics> {
+        self.residual(layer).map(ResidualStatistics::of)
+    }
+}

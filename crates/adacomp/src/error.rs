@@ -1,0 +1,344 @@
+//! One error type for each boundary, one variant for each broken rule.
+
+use thiserror::Error;
+
+/// A policy that cannot be applied to a model.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// A bin size out of range.
+    #[error("parameter `{parameter}`: bin size {bin} is not in 1..=16384")]
+    Bin {
+        /// The parameter.
+        parameter: String,
+        /// What was asked for.
+        bin: u32,
+    },
+    /// A top-k share out of range.
+    #[error("parameter `{parameter}`: top-k share of {percent}% is not above 0 and at most 100")]
+    TopK {
+        /// The parameter.
+        parameter: String,
+        /// What was asked for.
+        percent: f32,
+    },
+    /// A soft-threshold factor out of range.
+    #[error("soft-threshold factor {factor} is not a number of at least 1 (2 is AdaComp, 1 Local Selection)")]
+    SoftThreshold {
+        /// What was asked for.
+        factor: f32,
+    },
+    /// Two parameters of one name.
+    #[error("parameter `{parameter}` is listed twice; names must be unique")]
+    Twice {
+        /// The parameter.
+        parameter: String,
+    },
+    /// A tensor too large for 31-bit indices.
+    #[error("parameter `{parameter}` has {elements} elements, and at most {most} are possible; split it")]
+    TooLong {
+        /// The parameter.
+        parameter: String,
+        /// How many it has.
+        elements: usize,
+        /// How many it may have.
+        most: usize,
+    },
+}
+
+/// A step that the compressor refuses. Residuals are as they were before the call.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum CompressError {
+    /// A gradient of a parameter that the layout does not have.
+    #[error("unknown parameter `{parameter}`; the layout lists the parameters of this model")]
+    Unknown {
+        /// The name given.
+        parameter: String,
+    },
+    /// A gradient of another length than its parameter.
+    #[error("parameter `{parameter}` has {expected} elements, but its gradient has {actual}")]
+    Length {
+        /// The parameter.
+        parameter: String,
+        /// Elements of the parameter.
+        expected: usize,
+        /// Elements of the gradient.
+        actual: usize,
+    },
+    /// A parameter compressed twice in one step.
+    #[error("parameter `{parameter}` was given twice in one step")]
+    Twice {
+        /// The parameter.
+        parameter: String,
+    },
+    /// Parameters without a gradient in this step.
+    #[error("no gradient in this step for {}; give zeros for unused parameters", list(parameters))]
+    Missing {
+        /// The parameters.
+        parameters: Vec<String>,
+    },
+    /// A new step while one is open.
+    #[error("the step before is still open; commit or drop it first")]
+    Open,
+    /// Something that needs an open step.
+    #[error("no step is open; compress a gradient first")]
+    NotOpen,
+    /// A commit of a step with NaN or infinite gradients.
+    #[error("the gradient of {} is not finite; drop the step on all learners", list(parameters))]
+    NonFinite {
+        /// The parameters.
+        parameters: Vec<String>,
+    },
+    /// An inverse loss scale that is not a positive number.
+    #[error("inverse loss scale {scale} is not a positive finite number")]
+    LossScale {
+        /// What was given.
+        scale: f32,
+    },
+}
+
+/// Bytes that are not a frame of the expected layout. Nothing of them was applied.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// Fewer bytes than the frame's parts need.
+    #[error("the frame ends early, in {part}")]
+    Truncated {
+        /// Where it ended.
+        part: &'static str,
+    },
+    /// The first four bytes are not a frame's.
+    #[error("not an adacomp frame: it starts with {actual:02x?}")]
+    Magic {
+        /// What stands there.
+        actual: [u8; 4],
+    },
+    /// A version this code does not read.
+    #[error("frame version {actual}, expected {expected}; use the same adacomp version on all learners")]
+    Version {
+        /// The version this code reads.
+        expected: u8,
+        /// The frame's.
+        actual: u8,
+    },
+    /// An unknown codec.
+    #[error("unknown codec {actual}")]
+    Codec {
+        /// The codec byte.
+        actual: u8,
+    },
+    /// Flags or reserved bits that must be zero.
+    #[error("unknown flags {actual:#06x}")]
+    Flags {
+        /// The two bytes, little-endian.
+        actual: u16,
+    },
+    /// The checksum does not match: the bytes were damaged.
+    #[error("checksum {actual:08x}, expected {expected:08x}: the frame was damaged on its way")]
+    Checksum {
+        /// Computed from the bytes.
+        expected: u32,
+        /// Written in the frame.
+        actual: u32,
+    },
+    /// Another model or policy.
+    #[error("layout fingerprint {actual:016x}, expected {expected:016x}: another model or policy")]
+    Fingerprint {
+        /// This learner's.
+        expected: u64,
+        /// The frame's.
+        actual: u64,
+    },
+    /// Another set of layers than expected, or out of order.
+    #[error("section {position} is of layer {actual:?}, expected {expected:?}")]
+    Layer {
+        /// Which section.
+        position: usize,
+        /// The layer expected there, if any.
+        expected: Option<usize>,
+        /// The layer found there, if any.
+        actual: Option<usize>,
+    },
+    /// A section that is none of those its layer may have.
+    #[error("layer {layer}: section kind {kind} does not fit its treatment")]
+    Kind {
+        /// The layer.
+        layer: usize,
+        /// The kind byte.
+        kind: u8,
+    },
+    /// A section of another length than its contents.
+    #[error("layer {layer}: {part} takes {expected} bytes, found {actual}")]
+    Length {
+        /// The layer.
+        layer: usize,
+        /// Which part.
+        part: &'static str,
+        /// Bytes that it should take.
+        expected: usize,
+        /// Bytes there.
+        actual: usize,
+    },
+    /// More selected elements than the layer, or the bytes, can hold.
+    #[error("layer {layer}: {count} selected elements are more than {most}")]
+    Count {
+        /// The layer.
+        layer: usize,
+        /// The count.
+        count: usize,
+        /// The cap.
+        most: usize,
+    },
+    /// A codec parameter out of range.
+    #[error("layer {layer}: rice parameter {actual} is above 30")]
+    RiceParameter {
+        /// The layer.
+        layer: usize,
+        /// The byte.
+        actual: u8,
+    },
+    /// An index outside the layer or its bin, or not above the one before.
+    #[error("layer {layer}: an index is out of range or out of order")]
+    Index {
+        /// The layer.
+        layer: usize,
+    },
+    /// A scale, mean or dense value that is NaN or infinite, or a scale below zero.
+    #[error("layer {layer}: a value is not finite or has the wrong sign")]
+    Value {
+        /// The layer.
+        layer: usize,
+    },
+    /// Bytes or bits after the end.
+    #[error("{count} bytes too many after {part}")]
+    Trailing {
+        /// After what.
+        part: &'static str,
+        /// How many.
+        count: usize,
+    },
+    /// A number that takes more bytes than it needs, or overflows.
+    #[error("a number in {part} is not in its shortest form or too large")]
+    Varint {
+        /// Where.
+        part: &'static str,
+    },
+}
+
+/// Frames that cannot be averaged. The output is untouched.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum AverageError {
+    /// One learner's frame is bad.
+    #[error("frame of learner {learner}: {cause}")]
+    Frame {
+        /// The position at which it was given.
+        learner: usize,
+        /// What is wrong with it.
+        cause: DecodeError,
+    },
+    /// A frame of another learner than its position says.
+    #[error("frame {expected} is of learner {actual}; give frames in learner order")]
+    Learner {
+        /// The position at which it was given.
+        expected: usize,
+        /// The learner it names.
+        actual: u32,
+    },
+    /// A frame of another step.
+    #[error("frame of learner {learner} is of step {actual}, expected step {expected}")]
+    Step {
+        /// The learner.
+        learner: usize,
+        /// The step being averaged.
+        expected: u64,
+        /// The frame's.
+        actual: u64,
+    },
+    /// An output slice of another length than its layer, or not one for each layer.
+    #[error("output for layer {layer} has {actual} elements, expected {expected}")]
+    Output {
+        /// The layer.
+        layer: usize,
+        /// Elements of the layer.
+        expected: usize,
+        /// Elements given.
+        actual: usize,
+    },
+    /// No frames.
+    #[error("no frames to average")]
+    Empty,
+}
+
+/// Saved residuals that cannot be loaded. The compressor is as it was.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// A step is open, so what was sent is not settled.
+    #[error("a step is open; commit or drop it before saving or loading")]
+    Open,
+    /// Not a readable safetensors file.
+    #[error("state of learner {learner}: {cause}")]
+    File {
+        /// The position at which it was given.
+        learner: usize,
+        /// What safetensors says.
+        cause: safetensors::SafeTensorError,
+    },
+    /// Safetensors, but not written by [`crate::Compressor::save`], or of other learners than given.
+    #[error(
+        "state {position}: `{key}` is {actual:?}, expected {expected:?}; give all saved states in learner order"
+    )]
+    Metadata {
+        /// The position at which it was given.
+        position: usize,
+        /// The metadata key.
+        key: &'static str,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        actual: Option<String>,
+    },
+    /// Other parameters than the model's.
+    #[error(
+        "saved residuals do not fit the model: missing {}; extra {}; reshaped {}",
+        list(missing),
+        list(extra),
+        list(reshaped)
+    )]
+    Parameters {
+        /// Compressed parameters of the model that are not in the file.
+        missing: Vec<String>,
+        /// Parameters in the file that the model does not compress.
+        extra: Vec<String>,
+        /// Parameters with another shape or type, as `name: saved -> expected`.
+        reshaped: Vec<String>,
+    },
+    /// A saved residual that is NaN or infinite.
+    #[error("state of learner {learner}: the residual of `{parameter}` is not finite")]
+    NonFinite {
+        /// The learner.
+        learner: usize,
+        /// The parameter.
+        parameter: String,
+    },
+    /// No state.
+    #[error("no saved state given")]
+    Empty,
+    /// A learner number that is not below the number of learners.
+    #[error("learner {learner} of {learners}: learners are numbered from 0")]
+    Learner {
+        /// The learner.
+        learner: usize,
+        /// How many there are.
+        learners: usize,
+    },
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}

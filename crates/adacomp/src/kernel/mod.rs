@@ -1,0 +1,114 @@
+//! The selection rule over a run of bins, in several variants that agree to the bit.
+//!
+//! [`scalar`] is the definition. Every variant makes two passes over a bin while it is in the nearest cache: the first
+//! finds the bin maximum and only reads, so a bin with a NaN or an infinity is known before anything of it is stored;
+//! the second stores `G` and selects. What was selected is not subtracted here: the scale is not known before the last
+//! bin, and the next step loads every element anyway (see `residual.rs`).
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod cursor;
+mod prefetch;
+mod scalar;
+#[cfg(test)]
+mod testkit;
+
+use crate::packet::Selected;
+pub(crate) use prefetch::prefetch;
+
+/// Consecutive bins of one tensor, all of one length.
+pub(crate) struct Run<'a> {
+    /// `R` on entry, `G` on return; in a bin that is not finite `R` stays.
+    pub(crate) residual: &'a mut [f32],
+    /// `dW`.
+    pub(crate) gradient: &'a [f32],
+    /// Elements of a bin.
+    pub(crate) bin: usize,
+    /// `f - 1`: how often the gradient is added on top of `G` for the soft threshold.
+    pub(crate) extra: f32,
+    /// The index in its tensor of the run's first element.
+    pub(crate) first: u32,
+    /// Takes the maximum of each bin, NaN for a bin that is not finite.
+    pub(crate) maxima: &'a mut [f32],
+    /// Selected elements are appended here.
+    pub(crate) selected: &'a mut Vec<Selected>,
+}
+
+impl Run<'_> {
+    /// The lengths that every variant relies on; the unsafe ones need this to hold.
+    fn check(&self) {
+        assert!(self.bin > 0);
+        assert_eq!(self.residual.len(), self.gradient.len());
+        assert_eq!(self.residual.len(), self.bin * self.maxima.len());
+        assert!(self.first as usize + self.residual.len() <= crate::layout::MAX_ELEMENTS);
+    }
+}
+
+/// Clears the sign bit of an f32: what is left orders like the absolute value, with NaN above infinity.
+const MAGNITUDE: u32 = 0x7fff_ffff;
+/// The magnitude of infinity; a larger one is NaN.
+const INFINITE: u32 = 0x7f80_0000;
+
+/// One variant of the selection rule, known to run on this machine.
+///
+/// All variants give the same bits; [`Kernel::best`] is the one to use, the others serve tests and benchmarks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kernel(Variant);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Variant {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+}
+
+impl Kernel {
+    /// The fastest variant of this machine.
+    pub fn best() -> Self {
+        *Self::all().last().expect("the scalar variant runs everywhere")
+    }
+
+    /// The variants that this machine can run, slowest first.
+    pub fn all() -> Vec<Self> {
+        let variants = [
+            Some(Variant::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            avx2::Avx2::new().map(Variant::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            avx512::Avx512::new().map(Variant::Avx512),
+        ];
+        variants.into_iter().flatten().map(Self).collect()
+    }
+
+    /// The variant of this name, if this machine can run it.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|kernel| kernel.name() == name)
+    }
+
+    /// `scalar`, `avx2` or `avx512`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Variant::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx512(_) => "avx512",
+        }
+    }
+
+    pub(crate) fn run(self, run: Run<'_>) {
+        run.check();
+        match self.0 {
+            Variant::Scalar => scalar::run(run),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2(avx2) => avx2.run(run),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx512(avx512) => avx512.run(run),
+        }
+    }
+}

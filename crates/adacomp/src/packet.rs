@@ -1,0 +1,96 @@
+//! What one layer sends in one step, in memory.
+
+use crate::kernel::prefetch;
+
+/// One selected element: its index in the tensor, and the sign of what is sent.
+///
+/// Both share 32 bits, so that a selection sorts by index and takes little memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct Selected(u32);
+
+impl Selected {
+    /// An element with the sign of its value.
+    pub fn new(index: u32, negative: bool) -> Self {
+        debug_assert!(index < 1 << 31);
+        Self(index << 1 | u32::from(negative))
+    }
+
+    /// Its index in the flattened tensor.
+    pub fn index(self) -> usize {
+        (self.0 >> 1) as usize
+    }
+
+    /// Whether its value is negative.
+    pub fn is_negative(self) -> bool {
+        self.sign() == 1
+    }
+
+    /// 0 for positive, 1 for negative.
+    pub(crate) fn sign(self) -> usize {
+        (self.0 & 1) as usize
+    }
+}
+
+/// What one layer sends in one step: borrowed from the compressor that made it or the frame that carried it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Packet<'a> {
+    /// Every element.
+    Dense(&'a [f32]),
+    /// Selected elements, each sent as one of two values.
+    Sparse(Sparse<'a>),
+}
+
+/// Selected elements in ascending order, and the two values that they are sent as.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sparse<'a> {
+    /// What a positive element is sent as, then what a negative one is. AdaComp: `[scale, -scale]`.
+    pub values: [f32; 2],
+    /// The elements.
+    pub selected: &'a [Selected],
+}
+
+impl Sparse<'_> {
+    /// Adds what was sent to `output`. Nearly every element is in a cache line of its own, so they are asked for ahead.
+    fn add_to(&self, output: &mut [f32]) {
+        const AHEAD: usize = 64;
+        let output_start = output.as_ptr();
+        let mut add = |element: &Selected| output[element.index()] += self.values[element.sign()];
+        let rest = self.selected.get(AHEAD..).unwrap_or_default();
+        for (element, later) in self.selected.iter().zip(rest) {
+            prefetch(output_start.wrapping_add(later.index()));
+            add(element);
+        }
+        self.selected[rest.len()..].iter().for_each(add);
+    }
+
+    /// Takes what was sent from `residual`.
+    pub(crate) fn take_from(&self, residual: &mut [f32]) {
+        for element in self.selected {
+            residual[element.index()] -= self.values[element.sign()];
+        }
+    }
+}
+
+impl Packet<'_> {
+    /// Adds the packet to `output`, which has one element for each of the layer.
+    ///
+    /// # Panics
+    /// If `output` is shorter than the layer.
+    pub fn add_to(&self, output: &mut [f32]) {
+        match self {
+            Self::Dense(values) => {
+                output[..values.len()].iter_mut().zip(*values).for_each(|(sum, value)| *sum += value);
+            }
+            Self::Sparse(sparse) => sparse.add_to(output),
+        }
+    }
+
+    /// The number of elements that are sent.
+    pub fn sent(&self) -> usize {
+        match self {
+            Self::Dense(values) => values.len(),
+            Self::Sparse(sparse) => sparse.selected.len(),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Which parameter is compressed, and how.
+
+use crate::error::PolicyError;
+use crate::layout::{Layer, Layout};
+use wildmatch::WildMatch;
+
+/// The largest bin: an index within it takes the paper's 14 bits.
+pub const MAX_BIN: u32 = 16_384;
+
+/// What a parameter is used for, which decides its bin size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A convolution kernel.
+    Conv,
+    /// A fully-connected, recurrent, embedding or attention matrix.
+    Matrix,
+    /// A tensor of at most one dimension: a bias, a norm.
+    Vector,
+}
+
+/// One parameter tensor of a model, as the policy sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name, unique in the model: residuals and checkpoints are keyed by it.
+    pub name: String,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// What it is used for.
+    pub kind: Kind,
+}
+
+impl Parameter {
+    /// A parameter whose kind follows from its shape: at most one dimension is a vector, two a matrix, more a
+    /// convolution kernel. Where that guess is wrong, say so with [`Parameter::with_kind`].
+    pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
+        let kind = match shape.len() {
+            0 | 1 => Kind::Vector,
+            2 => Kind::Matrix,
+            _ => Kind::Conv,
+        };
+        Self { name: name.into(), shape: shape.to_vec(), kind }
+    }
+
+    /// The same parameter, of another kind.
+    pub fn with_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// The number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// How one parameter's gradient travels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Treatment {
+    /// AdaComp, or Local Selection when the soft-threshold factor is 1, with bins of this many elements.
+    Bins(u32),
+    /// Every element, in f32.
+    Dense,
+    /// Every element, rounded to f16. A baseline: what the rounding takes is lost.
+    Half,
+    /// The largest so many percent of the whole tensor by magnitude, sent as the mean of the positive and the mean of
+    /// the negative ones, with a residual (Dryden et al. 2016). A baseline.
+    TopK(f32),
+}
+
+impl Treatment {
+    /// Whether elements are selected and the rest kept in a residual.
+    pub fn selects(self) -> bool {
+        matches!(self, Self::Bins(_) | Self::TopK(_))
+    }
+}
+
+/// Decides the [`Treatment`] of every parameter.
+///
+/// The defaults are the paper's: bins of 50 for convolution kernels and of 500 for matrices; vectors, and tensors of
+/// fewer than 1,024 elements, go dense. Rules by name beat the minimum size, which beats the kind; of several matching
+/// names the rule given last wins.
+///
+/// ```
+/// use adacomp::{Kind, Parameter, Policy, Treatment};
+///
+/// let layout = Policy::adacomp()
+///     .kind(Kind::Conv, Treatment::Bins(64))
+///     .name("head.*", Treatment::Dense)
+///     .layout([Parameter::new("conv.weight", &[64, 3, 5, 5]), Parameter::new("head.weight", &[1000, 64])])?;
+/// assert_eq!(layout[0].treatment, Treatment::Bins(64));
+/// assert_eq!(layout[1].treatment, Treatment::Dense);
+/// # Ok::<(), adacomp::PolicyError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Policy {
+    conv: Treatment,
+    matrix: Treatment,
+    vector: Treatment,
+    minimum: usize,
+    soft_threshold: f32,
+    names: Vec<(WildMatch, Treatment)>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::adacomp()
+    }
+}
+
+impl Policy {
+    /// AdaComp with the paper's bins.
+    pub fn adacomp() -> Self {
+        Self {
+            conv: Treatment::Bins(50),
+            matrix: Treatment::Bins(500),
+            vector: Treatment::Dense,
+            minimum: 1024,
+            soft_threshold: 2.0,
+            names: Vec::new(),
+        }
+    }
+
+    /// The paper's comparison scheme: only bin maxima are selected.
+    pub fn local_selection() -> Self {
+        Self::adacomp().soft_threshold(1.0)
+    }
+
+    /// A baseline: the largest `percent` of each tensor, exemptions as in AdaComp.
+    pub fn top_k(percent: f32) -> Self {
+        let top_k = Treatment::TopK(percent);
+        Self { conv: top_k, matrix: top_k, ..Self::adacomp() }
+    }
+
+    /// A baseline: everything in f32.
+    pub fn dense() -> Self {
+        Self::everything(Treatment::Dense)
+    }
+
+    /// A baseline: everything in f16.
+    pub fn half() -> Self {
+        Self::everything(Treatment::Half)
+    }
+
+    fn everything(treatment: Treatment) -> Self {
+        Self { conv: treatment, matrix: treatment, vector: treatment, minimum: 0, ..Self::adacomp() }
+    }
+
+    /// Treats parameters of one kind this way.
+    pub fn kind(mut self, kind: Kind, treatment: Treatment) -> Self {
+        match kind {
+            Kind::Conv => self.conv = treatment,
+            Kind::Matrix => self.matrix = treatment,
+            Kind::Vector => self.vector = treatment,
+        }
+        self
+    }
+
+    /// Treats parameters whose name matches this way; `*` stands for any text, `?` for any one character.
+    pub fn name(mut self, pattern: &str, treatment: Treatment) -> Self {
+        self.names.push((WildMatch::new(pattern), treatment));
+        self
+    }
+
+    /// Sends tensors of fewer elements than this dense.
+    pub fn minimum(mut self, elements: usize) -> Self {
+        self.minimum = elements;
+        self
+    }
+
+    /// Sets the factor `f` of the soft threshold `H = G + (f - 1) dW`: 2 is AdaComp, 1 Local Selection.
+    pub fn soft_threshold(mut self, factor: f32) -> Self {
+        self.soft_threshold = factor;
+        self
+    }
+
+    /// Applies the policy to a model: its parameters in a fixed order, the same on all learners.
+    pub fn layout(&self, parameters: impl IntoIterator<Item = Parameter>) -> Result<Layout, PolicyError> {
+        if !(self.soft_threshold.is_finite() && self.soft_threshold >= 1.0) {
+            return Err(PolicyError::SoftThreshold { factor: self.soft_threshold });
+        }
+        let layers = parameters.into_iter().map(|parameter| {
+            let treatment = self.treatment(&parameter);
+            check(&parameter, treatment)?;
+            Ok(Layer { parameter, treatment })
+        });
+        Layout::new(layers.collect::<Result<_, _>>()?, self.soft_threshold)
+    }
+
+    fn treatment(&self, parameter: &Parameter) -> Treatment {
+        if let Some((_, treatment)) = self.names.iter().rev().find(|(name, _)| name.matches(&parameter.name))
+        {
+            return *treatment;
+        }
+        if parameter.elements() < self.minimum {
+            return Treatment::Dense;
+        }
+        match parameter.kind {
+            Kind::Conv => self.conv,
+            Kind::Matrix => self.matrix,
+            Kind::Vector => self.vector,
+        }
+    }
+}
+
+fn check(parameter: &Parameter, treatment: Treatment) -> Result<(), PolicyError> {
+    let name = || parameter.name.clone();
+    match treatment {
+        Treatment::Bins(bin) if !(1..=MAX_BIN).contains(&bin) => {
+            Err(PolicyError::Bin { parameter: name(), bin })
+        }
+        Treatment::TopK(percent) if !(percent > 0.0 && percent <= 100.0) => {
+            Err(PolicyError::TopK { parameter: name(), percent })
+        }
+        _ => Ok(()),
+    }
+}

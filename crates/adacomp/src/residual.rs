@@ -1,0 +1,306 @@
+//! One layer's residual, and the delayed subtraction of what was sent from it.
+//!
+//! A step stores `G` and keeps its selection. Once the step is committed, the selection is *owed*: what was sent is still
+//! in the residual. The next step loads every element anyway, and subtracts it then, a block ahead of the selection
+//! rule, so that a step goes through memory once. A step that is dropped just forgets its selection, which leaves `G`.
+
+use crate::gradient::Gradient;
+use crate::kernel::{Kernel, Run};
+use crate::packet::{Packet, Selected, Sparse};
+use crate::topk;
+
+/// Elements that are settled, then selected from, while they are in the nearest cache.
+pub(crate) const BLOCK: usize = 1024;
+
+/// Tensors of fewer elements than this stay on one thread: starting another would take longer.
+const WORTH_A_THREAD: usize = 1 << 18;
+
+/// Selected elements and what they are sent as.
+#[derive(Debug, Clone, Default)]
+struct Selection {
+    values: [f32; 2],
+    selected: Vec<Selected>,
+}
+
+impl Selection {
+    fn sparse(&self) -> Sparse<'_> {
+        Sparse { values: self.values, selected: &self.selected }
+    }
+}
+
+/// What the open step sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pending {
+    Nothing,
+    Selection,
+    Everything,
+}
+
+/// How to select from a gradient.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rule {
+    pub(crate) bin: usize,
+    pub(crate) soft_threshold: f32,
+    /// What the gradient is multiplied by first: the inverse loss scale.
+    pub(crate) factor: f32,
+    pub(crate) kernel: Kernel,
+    pub(crate) threads: usize,
+}
+
+/// Buffers that layers share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Scratch {
+    maxima: Vec<f32>,
+    magnitudes: Vec<u32>,
+    workers: Vec<Worker>,
+}
+
+/// What one thread needs for itself.
+#[derive(Debug, Clone, Default)]
+struct Worker {
+    converted: Vec<f32>,
+    selected: Vec<Selected>,
+}
+
+impl Scratch {
+    fn workers(&mut self, count: usize) -> &mut [Worker] {
+        if self.workers.len() < count {
+            self.workers.resize_with(count, Worker::default);
+        }
+        &mut self.workers[..count]
+    }
+
+    /// A buffer for converted gradients.
+    pub(crate) fn converted(&mut self) -> &mut Vec<f32> {
+        &mut self.workers(1)[0].converted
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Residual {
+    values: Vec<f32>,
+    owed: Selection,
+    selection: Selection,
+    pending: Pending,
+}
+
+impl Residual {
+    pub(crate) fn new(elements: usize) -> Self {
+        let [owed, selection] = Default::default();
+        Self { values: vec![0.0; elements], owed, selection, pending: Pending::Nothing }
+    }
+
+    /// Adds a gradient and selects by bins. The number of bins that are not finite.
+    pub(crate) fn select_bins(&mut self, gradient: Gradient<'_>, rule: Rule, scratch: &mut Scratch) -> usize {
+        debug_assert_eq!(self.pending, Pending::Nothing);
+        let bins = self.values.len().div_ceil(rule.bin);
+        let threads = if self.values.len() < WORTH_A_THREAD { 1 } else { rule.threads.clamp(1, bins) };
+        let mut maxima = std::mem::take(&mut scratch.maxima);
+        maxima.resize(bins, 0.0);
+
+        let whole = Part {
+            first: 0,
+            residual: &mut self.values,
+            gradient,
+            owed: self.owed.sparse(),
+            maxima: &mut maxima,
+        };
+        let selected = &mut self.selection.selected;
+        selected.clear();
+        if threads == 1 {
+            whole.select(rule, selected, scratch.converted());
+        } else {
+            let workers = scratch.workers(threads);
+            whole.select_on_threads(rule, bins.div_ceil(threads), workers);
+            workers.iter().for_each(|worker| selected.extend_from_slice(&worker.selected));
+        }
+        self.owed.selected.clear();
+        self.pending = Pending::Selection;
+
+        let (scale, bad_bins) = mean_maximum(&maxima);
+        self.selection.values = [scale, -scale];
+        scratch.maxima = maxima;
+        bad_bins
+    }
+
+    /// Adds a gradient and selects the largest `percent` of the whole tensor. 1 if the gradient is not finite.
+    pub(crate) fn select_top(
+        &mut self,
+        gradient: Gradient<'_>,
+        factor: f32,
+        percent: f32,
+        scratch: &mut Scratch,
+    ) -> usize {
+        let bad = self.add_whole(gradient, factor, scratch);
+        self.selection.selected.clear();
+        if bad == 0 {
+            self.selection.values =
+                topk::select(&self.values, percent, &mut scratch.magnitudes, &mut self.selection.selected);
+        }
+        self.pending = Pending::Selection;
+        bad
+    }
+
+    /// Adds a gradient and sends all of it together with what was kept. 1 if the gradient is not finite.
+    pub(crate) fn select_everything(
+        &mut self,
+        gradient: Gradient<'_>,
+        factor: f32,
+        scratch: &mut Scratch,
+    ) -> usize {
+        let bad = self.add_whole(gradient, factor, scratch);
+        self.pending = Pending::Everything;
+        bad
+    }
+
+    /// `R = R + dW` over the whole tensor, unless that is not finite. 1 in that case.
+    fn add_whole(&mut self, gradient: Gradient<'_>, factor: f32, scratch: &mut Scratch) -> usize {
+        debug_assert_eq!(self.pending, Pending::Nothing);
+        self.settle();
+        let gradient = gradient.read(0..self.values.len(), factor, scratch.converted());
+        if !self.values.iter().zip(gradient).all(|(r, dw)| (r + dw).is_finite()) {
+            return 1;
+        }
+        self.values.iter_mut().zip(gradient).for_each(|(r, dw)| *r += dw);
+        0
+    }
+
+    /// What the open step sends.
+    pub(crate) fn packet(&self) -> Option<Packet<'_>> {
+        match self.pending {
+            Pending::Nothing => None,
+            Pending::Selection => Some(Packet::Sparse(self.selection.sparse())),
+            Pending::Everything => Some(Packet::Dense(&self.values)),
+        }
+    }
+
+    /// What the open step sends has arrived everywhere: it leaves the residual.
+    pub(crate) fn commit(&mut self) {
+        match self.pending {
+            Pending::Nothing => {}
+            Pending::Selection => std::mem::swap(&mut self.owed, &mut self.selection),
+            Pending::Everything => self.values.fill(0.0),
+        }
+        self.pending = Pending::Nothing;
+    }
+
+    /// What the open step sends is not used anywhere: it stays in the residual.
+    pub(crate) fn take_back(&mut self) {
+        self.pending = Pending::Nothing;
+    }
+
+    /// Subtracts what is owed now rather than in the next step.
+    fn settle(&mut self) {
+        self.owed.sparse().take_from(&mut self.values);
+        self.owed.selected.clear();
+    }
+
+    /// The residual as it is between steps.
+    pub(crate) fn settled(&mut self) -> &mut [f32] {
+        self.settle();
+        &mut self.values
+    }
+}
+
+/// The scale, and how many bins are not finite.
+fn mean_maximum(maxima: &[f32]) -> (f32, usize) {
+    let finite = maxima.iter().filter(|maximum| !maximum.is_nan());
+    let (sum, count) = finite.fold((0.0, 0), |(sum, count), &maximum| (sum + f64::from(maximum), count + 1));
+    let scale = if maxima.is_empty() { 0.0 } else { (sum / maxima.len() as f64) as f32 };
+    (scale, maxima.len() - count)
+}
+
+/// Consecutive bins of a tensor; the last may be short.
+struct Part<'a> {
+    /// The index in the tensor of the part's first element.
+    first: usize,
+    residual: &'a mut [f32],
+    gradient: Gradient<'a>,
+    owed: Sparse<'a>,
+    maxima: &'a mut [f32],
+}
+
+impl<'a> Part<'a> {
+    /// Splits after so many bins.
+    fn split(self, bins: usize, bin: usize) -> (Self, Self) {
+        let middle = self.residual.len().min(bins * bin);
+        let (residual, residual_after) = self.residual.split_at_mut(middle);
+        let (gradient, gradient_after) = self.gradient.split_at(middle);
+        let (maxima, maxima_after) = self.maxima.split_at_mut(bins.min(self.maxima.len()));
+        let (owed, owed_after) = split_selected(self.owed.selected, self.first + middle);
+        let values = self.owed.values;
+        (
+            Self { first: self.first, residual, gradient, owed: Sparse { values, selected: owed }, maxima },
+            Self {
+                first: self.first + middle,
+                residual: residual_after,
+                gradient: gradient_after,
+                owed: Sparse { values, selected: owed_after },
+                maxima: maxima_after,
+            },
+        )
+    }
+
+    /// Each worker takes so many bins into a selection of its own.
+    fn select_on_threads(self, rule: Rule, bins: usize, workers: &mut [Worker]) {
+        let mut rest = self;
+        std::thread::scope(|scope| {
+            for worker in workers {
+                let part;
+                (part, rest) = rest.split(bins, rule.bin);
+                worker.selected.clear();
+                scope.spawn(move || part.select(rule, &mut worker.selected, &mut worker.converted));
+            }
+        });
+    }
+
+    /// Settles and selects, block by block. Settling goes a block ahead: its stores are then out of the way of the
+    /// kernel's loads, and it asks for memory that the kernel will need.
+    fn select(mut self, rule: Rule, selected: &mut Vec<Selected>, converted: &mut Vec<f32>) {
+        let block = (BLOCK / rule.bin).max(1) * rule.bin;
+        let elements = self.residual.len();
+        self.settle_below(block.min(elements));
+        for start in (0..elements).step_by(block) {
+            let end = elements.min(start + block);
+            self.settle_below(elements.min(end + block));
+            let gradient = self.gradient.read(start..end, rule.factor, converted);
+            let full = (end - start) / rule.bin * rule.bin;
+            let first_bin = start / rule.bin;
+            let last_bin = first_bin + full / rule.bin;
+            let mut run = |from: usize, to: usize, bin: usize, maxima: &mut [f32]| {
+                rule.kernel.run(Run {
+                    residual: &mut self.residual[start + from..start + to],
+                    gradient: &gradient[from..to],
+                    bin,
+                    extra: rule.soft_threshold - 1.0,
+                    first: (self.first + start + from) as u32,
+                    maxima,
+                    selected,
+                });
+            };
+            if full > 0 {
+                run(0, full, rule.bin, &mut self.maxima[first_bin..last_bin]);
+            }
+            if start + full < end {
+                run(full, end - start, end - start - full, &mut self.maxima[last_bin..=last_bin]);
+            }
+        }
+    }
+
+    /// Subtracts what is owed in the part's first `end` elements and has not been subtracted yet.
+    fn settle_below(&mut self, end: usize) {
+        let mut owed = self.owed.selected;
+        while let [element, rest @ ..] = owed
+            && element.index() < self.first + end
+        {
+            self.residual[element.index() - self.first] -= self.owed.values[element.sign()];
+            owed = rest;
+        }
+        self.owed.selected = owed;
+    }
+}
+
+/// Splits a selection before the first element with at least this index.
+fn split_selected(selected: &[Selected], index: usize) -> (&[Selected], &[Selected]) {
+    selected.split_at(selected.partition_point(|element| element.index() < index))
+}

@@ -1,0 +1,185 @@
+//! Residuals to and from safetensors, also for another number of learners.
+
+use crate::compressor::Compressor;
+use crate::error::StateError;
+use crate::layout::Layout;
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+const FORMAT: &str = "adacomp residuals 1";
+
+impl Compressor {
+    /// The residuals as a safetensors file, keyed by parameter name, with who saved them.
+    pub fn save(&mut self, learner: usize, learners: usize) -> Result<Vec<u8>, StateError> {
+        check_learner(learner, learners)?;
+        if self.is_open() {
+            return Err(StateError::Open);
+        }
+        let metadata = [
+            ("format", FORMAT.to_owned()),
+            ("learner", learner.to_string()),
+            ("learners", learners.to_string()),
+        ];
+        let metadata: HashMap<_, _> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
+        let layout = self.layout().clone();
+        let tensors = self.residuals().map(|(number, values)| {
+            let parameter = &layout[number].parameter;
+            (parameter.name.as_str(), Saving { shape: &parameter.shape, values })
+        });
+        safetensors::serialize(tensors, Some(metadata)).map_err(|cause| StateError::File { learner, cause })
+    }
+
+    /// Takes over what was saved, for this learner of now so many.
+    ///
+    /// `states` are the saved states of all learners in their order. If there are as many learners now, this learner's own
+    /// is enough, and it gets its residuals back to the bit. With another number each learner gets the average, so that
+    /// the sum over learners of `residual / learners` stays what it was. Everything is checked before anything is changed.
+    pub fn load(
+        &mut self,
+        states: &[impl AsRef<[u8]>],
+        learner: usize,
+        learners: usize,
+    ) -> Result<(), StateError> {
+        check_learner(learner, learners)?;
+        if self.is_open() {
+            return Err(StateError::Open);
+        }
+        let states = states.iter().enumerate().map(|(position, bytes)| Saved::read(bytes.as_ref(), position));
+        let mut states = states.collect::<Result<Vec<_>, _>>()?;
+        match states.iter().position(|state| (state.learner, state.learners) == (learner, learners)) {
+            Some(own) => states = vec![states.swap_remove(own)],
+            None => check_complete(&states)?,
+        }
+        let layout = self.layout().clone();
+        states.iter().try_for_each(|state| state.check(&layout))?;
+
+        for (number, residual) in self.residuals() {
+            let mut saved: Vec<_> = states.iter().map(|state| state.values(layout[number].name())).collect();
+            for element in residual {
+                let sum = saved
+                    .iter_mut()
+                    .filter_map(Iterator::next)
+                    .map(f64::from)
+                    .reduce(|sum, value| sum + value);
+                *element = (sum.unwrap_or_default() / states.len() as f64) as f32;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_learner(learner: usize, learners: usize) -> Result<(), StateError> {
+    if learner < learners { Ok(()) } else { Err(StateError::Learner { learner, learners }) }
+}
+
+/// That these are the states of all learners of a run, in order.
+fn check_complete(states: &[Saved<'_>]) -> Result<(), StateError> {
+    for (position, state) in states.iter().enumerate() {
+        let wrong = |key, expected: usize, actual: usize| {
+            let (expected, actual) = (expected.to_string(), Some(actual.to_string()));
+            Err(StateError::Metadata { position, key, expected, actual })
+        };
+        if state.learners != states.len() {
+            return wrong("learners", states.len(), state.learners);
+        }
+        if state.learner != position {
+            return wrong("learner", position, state.learner);
+        }
+    }
+    if states.is_empty() { Err(StateError::Empty) } else { Ok(()) }
+}
+
+/// One residual on its way into a file.
+struct Saving<'a> {
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl View for Saving<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    fn data_len(&self) -> usize {
+        size_of_val(self.values)
+    }
+}
+
+/// One learner's file.
+struct Saved<'a> {
+    learner: usize,
+    learners: usize,
+    tensors: SafeTensors<'a>,
+}
+
+impl<'a> Saved<'a> {
+    fn read(bytes: &'a [u8], position: usize) -> Result<Self, StateError> {
+        let broken = |cause| StateError::File { learner: position, cause };
+        let tensors = SafeTensors::deserialize(bytes).map_err(broken)?;
+        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(broken)?;
+        let value = |key: &str| metadata_value(&metadata, key);
+        let wrong = |key, expected: &str| StateError::Metadata {
+            position,
+            key,
+            expected: expected.to_owned(),
+            actual: value(key).map(str::to_owned),
+        };
+        if value("format") != Some(FORMAT) {
+            return Err(wrong("format", FORMAT));
+        }
+        let number =
+            |key| value(key).and_then(|value| value.parse().ok()).ok_or_else(|| wrong(key, "a number"));
+        Ok(Self { learner: number("learner")?, learners: number("learners")?, tensors })
+    }
+
+    /// That it has the residuals of this model, and only these.
+    fn check(&self, layout: &Layout) -> Result<(), StateError> {
+        let kept = || layout.layers().iter().filter(|layer| layer.treatment.selects());
+        let (mut missing, mut reshaped) = (Vec::new(), Vec::new());
+        for layer in kept() {
+            let (name, shape) = (layer.name().to_owned(), &layer.parameter.shape);
+            match self.tensors.tensor(&name) {
+                Err(_) => missing.push(name),
+                Ok(tensor) if tensor.dtype() != Dtype::F32 || tensor.shape() != shape => {
+                    reshaped.push(format!(
+                        "{name}: {:?} {:?} -> F32 {shape:?}",
+                        tensor.dtype(),
+                        tensor.shape()
+                    ));
+                }
+                Ok(_) => {}
+            }
+        }
+        let known = |name: &str| layout.number(name).is_some_and(|number| layout[number].treatment.selects());
+        let mut extra: Vec<_> =
+            self.tensors.names().into_iter().filter(|name| !known(name)).map(str::to_owned).collect();
+        extra.sort();
+        if !(missing.is_empty() && extra.is_empty() && reshaped.is_empty()) {
+            return Err(StateError::Parameters { missing, extra, reshaped });
+        }
+        match kept().find(|layer| !self.values(layer.name()).all(f32::is_finite)) {
+            Some(layer) => {
+                Err(StateError::NonFinite { learner: self.learner, parameter: layer.name().to_owned() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn values(&self, name: &str) -> impl Iterator<Item = f32> + use<'a> {
+        let bytes = self.tensors.tensor(name).map_or(&[][..], |tensor| tensor.data());
+        bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
+    }
+}
+
+fn metadata_value<'m>(metadata: &'m Metadata, key: &str) -> Option<&'m str> {
+    metadata.metadata().as_ref()?.get(key).map(String::as_str)
+}

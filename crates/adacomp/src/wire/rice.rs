@@ -1,0 +1,189 @@
+//! Gaps between selected elements in Golomb-Rice codes, with the sign: close to the entropy of where they are.
+//!
+//! Layout: the count (varint); unless it is 0 the parameter `k` (one byte), then for each element the gap to the one
+//! before, `g = index - previous - 1` (the first counts from -1), as `g >> k` zeros and a one, the sign (1 is negative),
+//! and the lowest `k` bits of `g`.
+
+use super::bits::{AT_HAND, BitReader, BitWriter};
+use super::varint;
+use crate::error::DecodeError;
+use crate::packet::Selected;
+
+/// An index has this many bits.
+const MAX_INDEX_BITS: u32 = 31;
+/// No gap needs a larger parameter.
+const MAX_PARAMETER: u32 = MAX_INDEX_BITS - 1;
+
+pub(super) fn encode(selected: &[Selected], out: &mut Vec<u8>) {
+    varint::write(selected.len() as u32, out);
+    let Some(last) = selected.last() else { return };
+    let parameter = best_parameter(selected, last.index() + 1);
+    out.push(parameter as u8);
+    let mut bits = BitWriter::new(out);
+    for (gap, element) in gaps(selected) {
+        let quotient = gap >> parameter;
+        let remainder = gap & !(!0 << parameter);
+        let tail = 1 | (element.sign() as u64) << 1 | remainder << 2;
+        let mut zeros = quotient;
+        while zeros + u64::from(parameter) + 2 > 64 {
+            let some = zeros.min(64);
+            bits.write(0, some as u32);
+            zeros -= some;
+        }
+        bits.write(tail << zeros, zeros as u32 + parameter + 2);
+    }
+    bits.finish();
+}
+
+fn gaps(selected: &[Selected]) -> impl Iterator<Item = (u64, Selected)> {
+    let mut next = 0;
+    selected.iter().map(move |&element| {
+        let gap = element.index() as u64 - next;
+        next = element.index() as u64 + 1;
+        (gap, element)
+    })
+}
+
+/// The parameter that takes the fewest bits. It is near `log2(m ln 2)` for gaps around a mean `m`; from there the bits of
+/// three neighbours are counted until the middle one is best, which is the best of all, since there is only one valley.
+fn best_parameter(selected: &[Selected], span: usize) -> u32 {
+    let mean = span as f64 / selected.len() as f64 - 1.0;
+    let mut middle =
+        ((mean * std::f64::consts::LN_2).max(1.0).log2().round() as u32).clamp(1, MAX_PARAMETER - 1);
+    loop {
+        let mut zeros = [0u64; 3];
+        for (gap, _) in gaps(selected) {
+            let below = gap >> (middle - 1);
+            zeros = [zeros[0] + below, zeros[1] + (below >> 1), zeros[2] + (below >> 2)];
+        }
+        let [below, here, above] = zeros;
+        let count = selected.len() as u64;
+        // A step up costs each element a bit and saves it some of its zeros.
+        if below < here + count {
+            if middle == 1 {
+                return 0;
+            }
+            middle -= 1;
+        } else if above + count < here {
+            if middle + 1 == MAX_PARAMETER {
+                return MAX_PARAMETER;
+            }
+            middle += 1;
+        } else {
+            return middle;
+        }
+    }
+}
+
+/// Appends the elements to `selected` if all of `bytes` is right.
+pub(super) fn decode(
+    mut bytes: &[u8],
+    layer: usize,
+    elements: usize,
+    selected: &mut Vec<Selected>,
+) -> Result<(), DecodeError> {
+    let count = varint::read(&mut bytes, "a count")? as usize;
+    if count == 0 {
+        return match bytes.len() {
+            0 => Ok(()),
+            count => Err(DecodeError::Trailing { part: "an empty selection", count }),
+        };
+    }
+    let (&parameter, bytes) =
+        bytes.split_first().ok_or(DecodeError::Truncated { part: "a rice parameter" })?;
+    if u32::from(parameter) > MAX_PARAMETER {
+        return Err(DecodeError::RiceParameter { layer, actual: parameter });
+    }
+    let parameter = u32::from(parameter);
+    // Each element takes at least a one, a sign and the remainder, so the bytes themselves cap what is reserved.
+    let most = elements.min(8 * bytes.len() / (parameter as usize + 2));
+    if count > most {
+        return Err(DecodeError::Count { layer, count, most });
+    }
+    let start = selected.len();
+    selected.resize(start + count, Selected::new(0, false));
+    let selected = &mut selected[start..];
+    let mut bits = BitReader::new(bytes);
+    let (mut done, mut next) = (0, 0);
+    while done < count {
+        done += short_codes(&mut bits, parameter, &mut next, elements, &mut selected[done..]);
+        if let Some(element) = selected.get_mut(done) {
+            let (gap, negative) = any_code(&mut bits, parameter)?;
+            let index = next + gap;
+            if index >= elements as u64 {
+                return Err(DecodeError::Index { layer });
+            }
+            *element = Selected::new(index as u32, negative);
+            next = index + 1;
+            done += 1;
+        }
+    }
+    if bits.past_end() {
+        return Err(DecodeError::Truncated { part: "selected elements" });
+    }
+    if !bits.only_filling_left() {
+        return Err(DecodeError::Trailing { part: "selected elements", count: bits.bytes_left() });
+    }
+    Ok(())
+}
+
+/// Short codes that are read between two refills.
+const AT_ONCE: usize = 3;
+
+/// Reads codes as long as they are short, in range and not near the end; how many.
+///
+/// Nearly all codes are read here, so this works on a copy of the reader that can stay in registers.
+fn short_codes(
+    bits: &mut BitReader<'_>,
+    parameter: u32,
+    next: &mut u64,
+    elements: usize,
+    selected: &mut [Selected],
+) -> usize {
+    let mut reader = *bits;
+    let mask = !(!0 << parameter);
+    let mut done = 0;
+    'all: for some in selected.chunks_mut(AT_ONCE) {
+        if !reader.refill_before_end() {
+            break;
+        }
+        for element in some {
+            let word = reader.at_hand();
+            let zeros = word.trailing_zeros();
+            let length = zeros + 2 + parameter;
+            let behind = word >> (zeros & 63) >> 1;
+            let index = *next + (u64::from(zeros) << parameter | behind >> 1 & mask);
+            if length > AT_HAND / AT_ONCE as u32 || index >= elements as u64 {
+                break 'all;
+            }
+            reader.skip(length);
+            *element = Selected::new(index as u32, behind & 1 == 1);
+            *next = index + 1;
+            done += 1;
+        }
+    }
+    *bits = reader;
+    done
+}
+
+/// Reads one code of any length: its gap and sign.
+fn any_code(bits: &mut BitReader<'_>, parameter: u32) -> Result<(u64, bool), DecodeError> {
+    let mut zeros = 0;
+    loop {
+        bits.refill();
+        let here = bits.at_hand().trailing_zeros().min(AT_HAND - 1);
+        bits.skip(here);
+        zeros += u64::from(here);
+        // More zeros than any index has would overflow.
+        if bits.past_end() || zeros >> MAX_INDEX_BITS != 0 {
+            return Err(DecodeError::Truncated { part: "selected elements" });
+        }
+        if bits.at_hand() & 1 == 1 {
+            bits.skip(1);
+            bits.refill();
+            let behind = bits.at_hand();
+            bits.skip(parameter + 1);
+            return Ok((zeros << parameter | behind >> 1 & !(!0 << parameter), behind & 1 == 1));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The frames of all learners into one gradient.
+
+use crate::support::{Random, gradients, named, one_layer, sent, small_model};
+use adacomp::{AverageError, Averager, Codec, Compressor, DecodeError, Outcome, Policy};
+
+fn frames(learners: usize, step: u64, codec: Codec) -> (Vec<Compressor>, Vec<Vec<u8>>) {
+    let layout = small_model(Policy::adacomp());
+    let mut random = Random(21 + step);
+    let mut compressors: Vec<_> = (0..learners).map(|_| Compressor::new(layout.clone())).collect();
+    let mut frames = vec![Vec::new(); learners];
+    for (learner, compressor) in compressors.iter_mut().enumerate() {
+        compressor.compress(&named(&layout, &gradients(&layout, &mut random))).unwrap();
+        compressor.encode(codec, learner as u32, step, &mut frames[learner]).unwrap();
+    }
+    (compressors, frames)
+}
+
+fn output() -> [Vec<f32>; 3] {
+    [vec![9.0; 1152], vec![9.0; 2400], vec![9.0; 40]]
+}
+
+fn average(step: u64, frames: &[Vec<u8>], output: &mut [Vec<f32>; 3]) -> Result<Outcome, AverageError> {
+    let mut slices = output.each_mut().map(|layer| layer.as_mut_slice());
+    Averager::new(small_model(Policy::adacomp())).average(step, frames, &mut slices)
+}
+
+#[test]
+fn sums_in_learner_order_then_divides() {
+    for codec in [Codec::Paper, Codec::Rice] {
+        let (compressors, frames) = frames(3, 4, codec);
+        let mut output = output();
+        assert_eq!(average(4, &frames, &mut output).unwrap(), Outcome::Averaged);
+        for (layer, output) in output.iter().enumerate() {
+            let sent: Vec<_> = compressors.iter().map(|compressor| sent(compressor, layer)).collect();
+            for (i, value) in output.iter().enumerate() {
+                let sum = sent.iter().fold(0.0f32, |sum, sent| sum + sent[i]);
+                assert_eq!(value.to_bits(), (sum * (1.0f32 / 3.0)).to_bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bad_frame_is_named_and_nothing_is_written() {
+    let (_, good) = frames(3, 4, Codec::Rice);
+    let (_, other_step) = frames(3, 5, Codec::Rice);
+    let mut damaged = good.clone();
+    damaged[1][50] ^= 1;
+    let mut swapped = good.clone();
+    swapped.swap(0, 1);
+    let stale = vec![good[0].clone(), good[1].clone(), other_step[2].clone()];
+    let repeated = vec![good[0].clone(), good[0].clone(), good[2].clone()];
+    let foreign = {
+        let mut compressor = Compressor::new(one_layer(300, 50));
+        compressor.compress(&[("weight", Random(1).gradient(300).as_slice().into())]).unwrap();
+        let mut frame = Vec::new();
+        compressor.encode(Codec::Rice, 2, 4, &mut frame).unwrap();
+        vec![good[0].clone(), good[1].clone(), frame]
+    };
+    let is_frame_1 = |error: &AverageError| {
+        matches!(error, AverageError::Frame { learner: 1, cause: DecodeError::Checksum { .. } })
+    };
+    let is_foreign = |error: &AverageError| {
+        matches!(error, AverageError::Frame { learner: 2, cause: DecodeError::Fingerprint { .. } })
+    };
+    type Check<'a> = &'a dyn Fn(&AverageError) -> bool;
+    let cases: [(&[Vec<u8>], Check<'_>); 6] = [
+        (&damaged, &is_frame_1),
+        (&swapped, &|error| *error == AverageError::Learner { expected: 0, actual: 1 }),
+        (&repeated, &|error| *error == AverageError::Learner { expected: 1, actual: 0 }),
+        (&stale, &|error| *error == AverageError::Step { learner: 2, expected: 4, actual: 5 }),
+        (&foreign, &is_foreign),
+        (&[], &|error| *error == AverageError::Empty),
+    ];
+    for (frames, is_expected) in cases {
+        let mut output = output();
+        let error = average(4, frames, &mut output).unwrap_err();
+        assert!(is_expected(&error), "{error}");
+        assert!(output.iter().flatten().all(|&value| value == 9.0));
+    }
+}
+
+#[test]
+fn one_learners_nan_drops_the_step_on_all() {
+    let layout = small_model(Policy::adacomp());
+    let (_, mut frames) = frames(3, 4, Codec::Rice);
+    let mut gradients = gradients(&layout, &mut Random(2));
+    gradients[2][7] = f32::NAN;
+    let mut compressor = Compressor::new(layout.clone());
+    compressor.compress(&named(&layout, &gradients)).unwrap();
+    compressor.encode(Codec::Rice, 1, 4, &mut frames[1]).unwrap();
+    assert_eq!(frames[1].len(), 36);
+    let mut output = output();
+    assert_eq!(average(4, &frames, &mut output).unwrap(), Outcome::NonFinite { learner: 1 });
+    assert!(output.iter().flatten().all(|&value| value == 9.0));
+}
+
+#[test]
+fn outputs_must_fit_the_layout() {
+    let (_, frames) = frames(1, 0, Codec::Rice);
+    let mut averager = Averager::new(small_model(Policy::adacomp()));
+    let (mut a, mut b, mut c, mut d) = (vec![0.0; 1152], vec![0.0; 2400], vec![0.0; 41], vec![0.0; 3]);
+    let error = averager.average(0, &frames, &mut [&mut a, &mut b, &mut c]).unwrap_err();
+    assert_eq!(error, AverageError::Output { layer: 2, expected: 40, actual: 41 });
+    let error = averager.average(0, &frames, &mut [&mut a, &mut b]).unwrap_err();
+    assert_eq!(error, AverageError::Output { layer: 2, expected: 40, actual: 0 });
+    let error = averager.average(0, &frames, &mut [&mut a, &mut b, &mut c[..40], &mut d]).unwrap_err();
+    assert_eq!(error, AverageError::Output { layer: 3, expected: 0, actual: 3 });
+}

@@ -1,0 +1,55 @@
+//! Any bytes give a frame or an error, and what decodes survives being encoded again.
+//!
+//! The first byte picks the policy, the rest is a frame. Its fingerprint and checksum are made to fit, so that the fuzzer
+//! gets past them.
+#![no_main]
+
+use adacomp::{Expected, Frame, FrameWriter, Header, Layout, Parameter, Policy};
+use libfuzzer_sys::fuzz_target;
+use std::cell::RefCell;
+
+/// The model of the golden frames, which are the seeds.
+fn layouts() -> Vec<Layout> {
+    let policies = [Policy::adacomp(), Policy::top_k(1.0), Policy::half(), Policy::dense(), Policy::local_selection()];
+    let parameters = [
+        Parameter::new("conv.weight", &[16, 8, 3, 3]),
+        Parameter::new("fc.weight", &[40, 60]),
+        Parameter::new("fc.bias", &[40]),
+    ];
+    policies.iter().map(|policy| policy.layout(parameters.clone()).unwrap()).collect()
+}
+
+thread_local! {
+    static KEPT: RefCell<(Vec<Layout>, Frame, Frame)> =
+        RefCell::new((layouts(), Frame::default(), Frame::default()));
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((&policy, bytes)) = data.split_first() else { return };
+    KEPT.with_borrow_mut(|(layouts, frame, again)| {
+        let layout = &layouts[policy as usize % layouts.len()];
+        let _ = frame.decode(bytes, layout, Expected::Whole);
+        if bytes.len() < Header::LENGTH + 4 {
+            return;
+        }
+        let mut bytes = bytes.to_vec();
+        bytes[8..16].copy_from_slice(&layout.fingerprint().to_le_bytes());
+        let end = bytes.len() - 4;
+        let checksum = crc32fast::hash(&bytes[..end]);
+        bytes[end..].copy_from_slice(&checksum.to_le_bytes());
+
+        let Ok(header) = frame.decode(&bytes, layout, Expected::Whole) else { return };
+        let mut written = Vec::new();
+        let mut writer = FrameWriter::new(&header, layout, &mut written);
+        for (layer, packet) in frame.packets() {
+            let mut output = vec![0.0; layout[layer].elements()];
+            packet.add_to(&mut output);
+            assert!(output.iter().all(|value| value.is_finite()));
+            writer.section(layer, packet);
+        }
+        writer.finish();
+        assert_eq!(again.decode(&written, layout, Expected::Whole), Ok(header));
+        assert!(frame.packets().eq(again.packets()));
+        assert!(written.len() <= bytes.len(), "a frame that is longer than it needs to be was accepted");
+    });
+});

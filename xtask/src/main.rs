@@ -1,0 +1,40 @@
+//! The project's one test command, and what needs set-up.
+
+mod avx512;
+mod fuzz;
+mod shell;
+mod test;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask COMMAND
+
+  test                    everything that must hold: the one test command
+  fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
+  avx512                  the kernel tests on an emulated processor with AVX-512";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["test"] => test::all(),
+        ["fuzz", target] => fuzz::run(target, 10_000_000),
+        ["fuzz", target, runs] => match runs.parse() {
+            Ok(runs) => fuzz::run(target, runs),
+            Err(_) => Err(format!("`{runs}` is not a number of runs\n\n{HELP}")),
+        },
+        ["avx512"] => avx512::emulated(),
+        ["help" | "--help" | "-h"] => {
+            println!("{HELP}");
+            Ok(())
+        }
+        _ => Err(HELP.to_owned()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

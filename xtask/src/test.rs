@@ -1,0 +1,97 @@
+//! Everything that must hold, one step after the other; the first that fails ends it.
+
+use crate::shell::{Result, cargo, command, install, output, run};
+use crate::{avx512, fuzz};
+use std::time::Instant;
+
+type Step = (&'static str, fn() -> Result);
+
+const STEPS: [Step; 8] = [
+    ("format", format),
+    ("lints", lints),
+    ("tests", tests),
+    ("documentation", documentation),
+    ("memory checks", memory_checks),
+    ("AVX-512", avx512_kernel),
+    ("fuzzing, briefly", fuzzing),
+    ("benchmarks, briefly", benchmarks),
+];
+
+pub(crate) fn all() -> Result {
+    let mut times = Vec::new();
+    for (name, step) in STEPS {
+        println!("\n== {name}");
+        let start = Instant::now();
+        step().map_err(|error| format!("{error}\n\nfailed: {name}"))?;
+        times.push((name, start.elapsed().as_secs()));
+    }
+    println!();
+    times.iter().for_each(|(name, seconds)| println!("{name:<20} {seconds:>4} s"));
+    println!("all {} steps passed", times.len());
+    Ok(())
+}
+
+fn format() -> Result {
+    install_component("fmt", "rustfmt")?;
+    run(&mut cargo(&["fmt", "--all", "--check"]))
+}
+
+fn lints() -> Result {
+    install_component("clippy", "clippy")?;
+    run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+}
+
+fn install_component(subcommand: &str, component: &str) -> Result {
+    match output(&mut cargo(&[subcommand, "--version"])) {
+        Ok(_) => Ok(()),
+        Err(_) => run(&mut command("rustup", &["component", "add", component])),
+    }
+}
+
+fn tests() -> Result {
+    run(&mut cargo(&["test", "--workspace", "--locked"]))
+}
+
+fn documentation() -> Result {
+    run(cargo(&["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// The unsafe kernels and the decoder under valgrind.
+fn memory_checks() -> Result {
+    install("valgrind", &["valgrind"])?;
+    let valgrind = "valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite";
+    let mut test = cargo(&["test", "-p", "adacomp", "--lib", "--test", "rules", "--locked", "--"]);
+    test.args(["kernel::", "wire::", "golden::", "steps::", "--skip", "every_length", "--test-threads=2"]);
+    run(test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", valgrind))
+}
+
+fn avx512_kernel() -> Result {
+    if avx512::native() {
+        println!("this processor has AVX-512, so the tests above have run that kernel");
+        return Ok(());
+    }
+    avx512::emulated()
+}
+
+fn fuzzing() -> Result {
+    fuzz::run("decode", 300_000)?;
+    fuzz::run("roundtrip", 50_000)
+}
+
+/// That the benchmarks run and say what they promise; their numbers mean nothing in this short form.
+fn benchmarks() -> Result {
+    for (bench, keys) in [
+        ("limit", &["op", "kernel", "bin", "len", "ratio_to_limit"][..]),
+        ("wire", &["codec", "density", "bytes", "floor_bytes", "ratio_to_floor"]),
+    ] {
+        let text =
+            output(&mut cargo(&["bench", "-p", "adacomp", "--bench", bench, "--", "--json", "--quick"]))?;
+        let lines: Vec<_> = text.lines().filter(|line| line.starts_with('{')).collect();
+        let complete = |line: &str| keys.iter().all(|key| line.contains(&format!("\"{key}\": ")));
+        if lines.is_empty() || !lines.iter().all(|line| complete(line)) {
+            return Err(format!("bench {bench} does not print all of {keys:?}:\n{text}"));
+        }
+        println!("bench {bench}: {} results", lines.len());
+    }
+    Ok(())
+}
