@@ -42,6 +42,20 @@ impl Averager {
         output: &mut [&mut [f32]],
     ) -> Result<Outcome, AverageError> {
         self.check_output(output)?;
+        let outcome = self.check(step, frames, Expected::Whole)?;
+        if outcome == Outcome::Averaged {
+            self.write(output)?;
+        }
+        Ok(outcome)
+    }
+
+    /// The first half of [`Averager::average`]: checks the frames and keeps what they say.
+    pub fn check(
+        &mut self,
+        step: u64,
+        frames: &[impl AsRef<[u8]>],
+        expected: Expected<'_>,
+    ) -> Result<Outcome, AverageError> {
         if frames.is_empty() {
             return Err(AverageError::Empty);
         }
@@ -49,7 +63,7 @@ impl Averager {
         let mut non_finite = None;
         for (learner, (frame, bytes)) in self.frames.iter_mut().zip(frames).enumerate() {
             let header = frame
-                .decode(bytes.as_ref(), &self.layout, Expected::Whole)
+                .decode(bytes.as_ref(), &self.layout, expected)
                 .map_err(|cause| AverageError::Frame { learner, cause })?;
             if header.learner as usize != learner {
                 return Err(AverageError::Learner { expected: learner, actual: header.learner });
@@ -59,18 +73,22 @@ impl Averager {
             }
             non_finite = non_finite.or(header.non_finite.then_some(header.learner));
         }
-        if let Some(learner) = non_finite {
-            return Ok(Outcome::NonFinite { learner });
-        }
-        let share = 1.0 / frames.len() as f32;
-        output.iter_mut().for_each(|layer| layer.fill(0.0));
+        Ok(non_finite.map_or(Outcome::Averaged, |learner| Outcome::NonFinite { learner }))
+    }
+
+    /// The second half: writes the average of the frames that were checked last, over what is in their layers' slices.
+    pub fn write(&self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
+        self.check_output(output)?;
+        let layers = || self.frames.first().into_iter().flat_map(Frame::packets).map(|(layer, _)| layer);
+        layers().for_each(|layer| output[layer].fill(0.0));
         for frame in &self.frames {
             frame.packets().for_each(|(layer, packet)| packet.add_to(output[layer]));
         }
+        let share = 1.0 / self.frames.len() as f32;
         if share != 1.0 {
-            output.iter_mut().flat_map(|layer| layer.iter_mut()).for_each(|value| *value *= share);
+            layers().for_each(|layer| output[layer].iter_mut().for_each(|value| *value *= share));
         }
-        Ok(Outcome::Averaged)
+        Ok(())
     }
 
     fn check_output(&self, output: &[&mut [f32]]) -> Result<(), AverageError> {

@@ -228,6 +228,22 @@ impl Compressor {
         }
     }
 
+    /// Sends what a layer of bins has selected in the open step as another scale than its own: one that all learners have
+    /// agreed on.
+    pub fn set_scale(&mut self, layer: usize, scale: f32) -> Result<(), CompressError> {
+        if !(scale.is_finite() && scale >= 0.0) {
+            return Err(CompressError::Scale { parameter: self.layout[layer].name().to_owned(), scale });
+        }
+        match &mut self.layers[layer] {
+            LayerState { store: Store::Bins(residual, _), compressed: true, statistics } => {
+                residual.set_scale(scale);
+                statistics.scale = scale;
+                Ok(())
+            }
+            _ => Err(CompressError::NotOpen),
+        }
+    }
+
     /// Whether every gradient of the open step so far is finite. If not, the frame says so in place of the gradients,
     /// and all learners drop the step.
     pub fn is_finite(&self) -> bool {

@@ -90,6 +90,14 @@ pub enum CompressError {
         /// The parameters.
         parameters: Vec<String>,
     },
+    /// An agreed scale that is negative or not finite.
+    #[error("parameter `{parameter}`: scale {scale} is not a finite number of at least 0")]
+    Scale {
+        /// The parameter.
+        parameter: String,
+        /// What was given.
+        scale: f32,
+    },
     /// An inverse loss scale that is not a positive number.
     #[error("inverse loss scale {scale} is not a positive finite number")]
     LossScale {

@@ -14,6 +14,13 @@ mod statistics;
 mod topk;
 mod wire;
 
+/// The building blocks of frames, for those who frame selections in their own way.
+pub mod codec {
+    pub use crate::wire::bits::{BitReader, BitWriter};
+    pub use crate::wire::rice::{decode_range, encode_range};
+    pub use crate::wire::varint::{read as read_varint, write as write_varint};
+}
+
 pub use averager::{Averager, Outcome};
 pub use compressor::{Compressor, Sending};
 pub use error::{AverageError, CompressError, DecodeError, PolicyError, StateError};

@@ -1,6 +1,7 @@
 //! What one layer sends in one step, in memory.
 
 use crate::kernel::prefetch;
+use std::ops::Range;
 
 /// One selected element: its index in the tensor, and the sign of what is sent.
 ///
@@ -50,7 +51,14 @@ pub struct Sparse<'a> {
     pub selected: &'a [Selected],
 }
 
-impl Sparse<'_> {
+impl<'a> Sparse<'a> {
+    /// The elements with an index in this range.
+    pub fn within(self, range: Range<usize>) -> Sparse<'a> {
+        let before = |index: usize| self.selected.partition_point(|element| element.index() < index);
+        let (start, end) = (before(range.start), before(range.end));
+        Sparse { selected: &self.selected[start..end.max(start)], ..self }
+    }
+
     /// Adds what was sent to `output`. Nearly every element is in a cache line of its own, so they are asked for ahead.
     fn add_to(&self, output: &mut [f32]) {
         const AHEAD: usize = 64;

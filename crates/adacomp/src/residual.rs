@@ -174,6 +174,11 @@ impl Residual {
         }
     }
 
+    /// Sends the selected elements of the open step as this and its negative.
+    pub(crate) fn set_scale(&mut self, scale: f32) {
+        self.selection.values = [scale, -scale];
+    }
+
     /// What the open step sends has arrived everywhere: it leaves the residual.
     pub(crate) fn commit(&mut self) {
         match self.pending {
@@ -227,15 +232,15 @@ impl<'a> Part<'a> {
         let (residual, residual_after) = self.residual.split_at_mut(middle);
         let (gradient, gradient_after) = self.gradient.split_at(middle);
         let (maxima, maxima_after) = self.maxima.split_at_mut(bins.min(self.maxima.len()));
-        let (owed, owed_after) = split_selected(self.owed.selected, self.first + middle);
-        let values = self.owed.values;
+        let end = self.first + middle;
+        let (owed, owed_after) = (self.owed.within(0..end), self.owed.within(end..usize::MAX));
         (
-            Self { first: self.first, residual, gradient, owed: Sparse { values, selected: owed }, maxima },
+            Self { first: self.first, residual, gradient, owed, maxima },
             Self {
                 first: self.first + middle,
                 residual: residual_after,
                 gradient: gradient_after,
-                owed: Sparse { values, selected: owed_after },
+                owed: owed_after,
                 maxima: maxima_after,
             },
         )
@@ -298,9 +303,4 @@ impl<'a> Part<'a> {
         }
         self.owed.selected = owed;
     }
-}
-
-/// Splits a selection before the first element with at least this index.
-fn split_selected(selected: &[Selected], index: usize) -> (&[Selected], &[Selected]) {
-    selected.split_at(selected.partition_point(|element| element.index() < index))
 }

@@ -1,7 +1,9 @@
 //! Bits in bytes, lowest first.
 
+use crate::error::DecodeError;
+
 /// Appends bits to bytes.
-pub(super) struct BitWriter<'a> {
+pub struct BitWriter<'a> {
     out: &'a mut Vec<u8>,
     word: u64,
     /// Bits of `word` that are used: below 64.
@@ -9,13 +11,14 @@ pub(super) struct BitWriter<'a> {
 }
 
 impl<'a> BitWriter<'a> {
-    pub(super) fn new(out: &'a mut Vec<u8>) -> Self {
+    /// A writer at the end of `out`.
+    pub fn new(out: &'a mut Vec<u8>) -> Self {
         Self { out, word: 0, used: 0 }
     }
 
     /// The lowest `count` bits of `value`, at most 64; the others must be 0.
     #[inline]
-    pub(super) fn write(&mut self, value: u64, count: u32) {
+    pub fn write(&mut self, value: u64, count: u32) {
         debug_assert!(count == 64 || value >> count == 0);
         let room = 64 - self.used;
         self.word |= value << self.used;
@@ -28,15 +31,33 @@ impl<'a> BitWriter<'a> {
         }
     }
 
+    /// So many zeros, then the lowest `count` bits of `value`, which are fewer than 64.
+    #[inline]
+    pub fn write_after_zeros(&mut self, mut zeros: u64, value: u64, count: u32) {
+        while zeros + u64::from(count) > 64 {
+            let some = zeros.min(64);
+            self.write(0, some as u32);
+            zeros -= some;
+        }
+        self.write(value << zeros, zeros as u32 + count);
+    }
+
+    /// A number in Golomb-Rice code: `number >> parameter` zeros, a one, and the lowest `parameter` bits.
+    #[inline]
+    pub fn write_rice(&mut self, number: u64, parameter: u32) {
+        let remainder = number & !(!0 << parameter);
+        self.write_after_zeros(number >> parameter, 1 | remainder << 1, parameter + 1);
+    }
+
     /// Fills the last byte with zeros.
-    pub(super) fn finish(self) {
+    pub fn finish(self) {
         self.out.extend_from_slice(&self.word.to_le_bytes()[..self.used.div_ceil(8) as usize]);
     }
 }
 
 /// Reads bits from bytes. Past the end it reads zeros, and [`BitReader::past_end`] tells.
 #[derive(Clone, Copy)]
-pub(super) struct BitReader<'a> {
+pub struct BitReader<'a> {
     bytes: &'a [u8],
     /// Bytes that `word` has taken; it may run past the end.
     taken: usize,
@@ -49,7 +70,8 @@ pub(super) struct BitReader<'a> {
 pub(super) const AT_HAND: u32 = 56;
 
 impl<'a> BitReader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    /// A reader at the front of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, taken: 0, word: 0, left: 0 }
     }
 
@@ -92,23 +114,66 @@ impl<'a> BitReader<'a> {
         self.left -= count;
     }
 
-    fn read(&self) -> usize {
+    /// So many bits, at most 56.
+    pub fn read(&mut self, count: u32) -> Result<u64, DecodeError> {
+        self.refill();
+        let value = self.word & !(!0 << count);
+        self.skip(count);
+        if self.past_end() { Err(TRUNCATED) } else { Ok(value) }
+    }
+
+    /// Zeros up to a one, which is read as well: at most 2^31, so that no index overflows.
+    pub fn read_zeros(&mut self) -> Result<u64, DecodeError> {
+        let mut zeros = 0;
+        loop {
+            self.refill();
+            let here = self.word.trailing_zeros().min(AT_HAND - 1);
+            zeros += u64::from(here);
+            let ends = self.word >> here & 1 == 1;
+            self.skip(here + u32::from(ends));
+            if self.past_end() || zeros >> 31 != 0 {
+                return Err(TRUNCATED);
+            }
+            if ends {
+                return Ok(zeros);
+            }
+        }
+    }
+
+    /// A number in Golomb-Rice code.
+    #[inline]
+    pub fn read_rice(&mut self, parameter: u32) -> Result<u64, DecodeError> {
+        Ok(self.read_zeros()? << parameter | self.read(parameter)?)
+    }
+
+    /// Bits read so far.
+    fn position(&self) -> usize {
         8 * self.taken - self.left as usize
     }
 
+    /// The bytes behind the one that is being read, if the rest of that is zeros.
+    pub fn after(mut self) -> Option<&'a [u8]> {
+        let position = self.position();
+        let filling = position.next_multiple_of(8) - position;
+        self.refill();
+        let clean = self.word & !(!0 << filling) == 0;
+        self.bytes.get(position.div_ceil(8)..).filter(|_| clean)
+    }
+
+    /// Whether more was read than there is.
     pub(super) fn past_end(&self) -> bool {
-        self.read() > 8 * self.bytes.len()
+        self.position() > 8 * self.bytes.len()
     }
 
     /// Whole bytes that are left.
     pub(super) fn bytes_left(&self) -> usize {
-        self.bytes.len().saturating_sub(self.read().div_ceil(8))
+        self.bytes.len().saturating_sub(self.position().div_ceil(8))
     }
 
     /// Whether all that is left is zeros that fill the last byte.
-    pub(super) fn only_filling_left(&mut self) -> bool {
-        let filling = self.read().next_multiple_of(8) - self.read();
-        self.refill();
-        self.bytes_left() == 0 && self.word & !(!0 << filling) == 0
+    pub(super) fn only_filling_left(&self) -> bool {
+        self.after().is_some_and(<[u8]>::is_empty)
     }
 }
+
+const TRUNCATED: DecodeError = DecodeError::Truncated { part: "selected elements" };

@@ -2,13 +2,13 @@
 //!
 //! The envelope is here and in [`header`]; each codec for selected elements has a file of its own.
 
-mod bits;
+pub(crate) mod bits;
 mod decode;
 mod encode;
 mod header;
 mod paper;
-mod rice;
-mod varint;
+pub(crate) mod rice;
+pub(crate) mod varint;
 
 pub use decode::{Expected, Frame};
 pub use encode::FrameWriter;

@@ -8,35 +8,48 @@ use super::bits::{AT_HAND, BitReader, BitWriter};
 use super::varint;
 use crate::error::DecodeError;
 use crate::packet::Selected;
+use std::ops::Range;
 
-/// An index has this many bits.
-const MAX_INDEX_BITS: u32 = 31;
-/// No gap needs a larger parameter.
-const MAX_PARAMETER: u32 = MAX_INDEX_BITS - 1;
+/// An index has 31 bits, so no gap needs a larger parameter.
+const MAX_PARAMETER: u32 = 30;
 
 pub(super) fn encode(selected: &[Selected], out: &mut Vec<u8>) {
     varint::write(selected.len() as u32, out);
     let Some(last) = selected.last() else { return };
     let parameter = best_parameter(selected, last.index() + 1);
     out.push(parameter as u8);
+    encode_codes(selected, 0, parameter, out);
+}
+
+/// Writes selected elements of a range without the parameter, which both sides take from how many there are: for many
+/// short ranges that byte would count.
+pub fn encode_range(selected: &[Selected], range: Range<usize>, out: &mut Vec<u8>) {
+    varint::write(selected.len() as u32, out);
+    encode_codes(selected, range.start, usual_parameter(selected.len(), range.len()), out);
+}
+
+/// The parameter for so many elements at random places.
+fn usual_parameter(count: usize, span: usize) -> u32 {
+    let mean = span as f64 / count.max(1) as f64 - 1.0;
+    // Where a larger parameter begins to take fewer bits: see `best_parameter`.
+    let golden = (1.0 + 5f64.sqrt()) / 2.0;
+    let parameter = (golden.ln() * (mean + 1.0)).max(1.0).log2().ceil();
+    (parameter as u32).min(MAX_PARAMETER)
+}
+
+fn encode_codes(selected: &[Selected], start: usize, parameter: u32, out: &mut Vec<u8>) {
     let mut bits = BitWriter::new(out);
-    for (gap, element) in gaps(selected) {
+    for (gap, element) in gaps(selected, start) {
         let quotient = gap >> parameter;
         let remainder = gap & !(!0 << parameter);
         let tail = 1 | (element.sign() as u64) << 1 | remainder << 2;
-        let mut zeros = quotient;
-        while zeros + u64::from(parameter) + 2 > 64 {
-            let some = zeros.min(64);
-            bits.write(0, some as u32);
-            zeros -= some;
-        }
-        bits.write(tail << zeros, zeros as u32 + parameter + 2);
+        bits.write_after_zeros(quotient, tail, parameter + 2);
     }
     bits.finish();
 }
 
-fn gaps(selected: &[Selected]) -> impl Iterator<Item = (u64, Selected)> {
-    let mut next = 0;
+fn gaps(selected: &[Selected], start: usize) -> impl Iterator<Item = (u64, Selected)> {
+    let mut next = start as u64;
     selected.iter().map(move |&element| {
         let gap = element.index() as u64 - next;
         next = element.index() as u64 + 1;
@@ -52,7 +65,7 @@ fn best_parameter(selected: &[Selected], span: usize) -> u32 {
         ((mean * std::f64::consts::LN_2).max(1.0).log2().round() as u32).clamp(1, MAX_PARAMETER - 1);
     loop {
         let mut zeros = [0u64; 3];
-        for (gap, _) in gaps(selected) {
+        for (gap, _) in gaps(selected, 0) {
             let below = gap >> (middle - 1);
             zeros = [zeros[0] + below, zeros[1] + (below >> 1), zeros[2] + (below >> 2)];
         }
@@ -95,22 +108,52 @@ pub(super) fn decode(
         return Err(DecodeError::RiceParameter { layer, actual: parameter });
     }
     let parameter = u32::from(parameter);
+    let mut bits = BitReader::new(bytes);
+    decode_codes(&mut bits, count, parameter, 0..elements, layer, selected)?;
+    if !bits.only_filling_left() {
+        return Err(DecodeError::Trailing { part: "selected elements", count: bits.bytes_left() });
+    }
+    Ok(())
+}
+
+/// Reads what [`encode_range`] wrote from the front of `bytes`, which moves past it, and appends it to `selected`.
+pub fn decode_range(
+    bytes: &mut &[u8],
+    range: Range<usize>,
+    layer: usize,
+    selected: &mut Vec<Selected>,
+) -> Result<(), DecodeError> {
+    let count = varint::read(bytes, "a count")? as usize;
+    let parameter = usual_parameter(count, range.len());
+    let mut bits = BitReader::new(bytes);
+    decode_codes(&mut bits, count, parameter, range, layer, selected)?;
+    *bytes = bits.after().ok_or(DecodeError::Trailing { part: "selected elements", count: 0 })?;
+    Ok(())
+}
+
+fn decode_codes(
+    bits: &mut BitReader<'_>,
+    count: usize,
+    parameter: u32,
+    range: Range<usize>,
+    layer: usize,
+    selected: &mut Vec<Selected>,
+) -> Result<(), DecodeError> {
     // Each element takes at least a one, a sign and the remainder, so the bytes themselves cap what is reserved.
-    let most = elements.min(8 * bytes.len() / (parameter as usize + 2));
+    let most = range.len().min(8 * bits.bytes_left() / (parameter as usize + 2));
     if count > most {
         return Err(DecodeError::Count { layer, count, most });
     }
     let start = selected.len();
     selected.resize(start + count, Selected::new(0, false));
     let selected = &mut selected[start..];
-    let mut bits = BitReader::new(bytes);
-    let (mut done, mut next) = (0, 0);
+    let (mut done, mut next) = (0, range.start as u64);
     while done < count {
-        done += short_codes(&mut bits, parameter, &mut next, elements, &mut selected[done..]);
+        done += short_codes(bits, parameter, &mut next, range.end, &mut selected[done..]);
         if let Some(element) = selected.get_mut(done) {
-            let (gap, negative) = any_code(&mut bits, parameter)?;
+            let (gap, negative) = any_code(bits, parameter)?;
             let index = next + gap;
-            if index >= elements as u64 {
+            if index >= range.end as u64 {
                 return Err(DecodeError::Index { layer });
             }
             *element = Selected::new(index as u32, negative);
@@ -118,13 +161,7 @@ pub(super) fn decode(
             done += 1;
         }
     }
-    if bits.past_end() {
-        return Err(DecodeError::Truncated { part: "selected elements" });
-    }
-    if !bits.only_filling_left() {
-        return Err(DecodeError::Trailing { part: "selected elements", count: bits.bytes_left() });
-    }
-    Ok(())
+    if bits.past_end() { Err(DecodeError::Truncated { part: "selected elements" }) } else { Ok(()) }
 }
 
 /// Short codes that are read between two refills.
@@ -137,7 +174,7 @@ fn short_codes(
     bits: &mut BitReader<'_>,
     parameter: u32,
     next: &mut u64,
-    elements: usize,
+    end: usize,
     selected: &mut [Selected],
 ) -> usize {
     let mut reader = *bits;
@@ -153,7 +190,7 @@ fn short_codes(
             let length = zeros + 2 + parameter;
             let behind = word >> (zeros & 63) >> 1;
             let index = *next + (u64::from(zeros) << parameter | behind >> 1 & mask);
-            if length > AT_HAND / AT_ONCE as u32 || index >= elements as u64 {
+            if length > AT_HAND / AT_ONCE as u32 || index >= end as u64 {
                 break 'all;
             }
             reader.skip(length);
@@ -168,22 +205,7 @@ fn short_codes(
 
 /// Reads one code of any length: its gap and sign.
 fn any_code(bits: &mut BitReader<'_>, parameter: u32) -> Result<(u64, bool), DecodeError> {
-    let mut zeros = 0;
-    loop {
-        bits.refill();
-        let here = bits.at_hand().trailing_zeros().min(AT_HAND - 1);
-        bits.skip(here);
-        zeros += u64::from(here);
-        // More zeros than any index has would overflow.
-        if bits.past_end() || zeros >> MAX_INDEX_BITS != 0 {
-            return Err(DecodeError::Truncated { part: "selected elements" });
-        }
-        if bits.at_hand() & 1 == 1 {
-            bits.skip(1);
-            bits.refill();
-            let behind = bits.at_hand();
-            bits.skip(parameter + 1);
-            return Ok((zeros << parameter | behind >> 1 & !(!0 << parameter), behind & 1 == 1));
-        }
-    }
+    let zeros = bits.read_zeros()?;
+    let behind = bits.read(parameter + 1)?;
+    Ok((zeros << parameter | behind >> 1, behind & 1 == 1))
 }

@@ -2,7 +2,8 @@
 
 use crate::error::DecodeError;
 
-pub(super) fn write(mut number: u32, out: &mut Vec<u8>) {
+/// Appends a number.
+pub fn write(mut number: u32, out: &mut Vec<u8>) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
         number >>= 7;
@@ -12,7 +13,7 @@ pub(super) fn write(mut number: u32, out: &mut Vec<u8>) {
 
 /// The number at the front of `bytes`, which moves past it. Only the shortest form is taken, so that a frame has one
 /// encoding.
-pub(super) fn read(bytes: &mut &[u8], part: &'static str) -> Result<u32, DecodeError> {
+pub fn read(bytes: &mut &[u8], part: &'static str) -> Result<u32, DecodeError> {
     let mut number = 0u64;
     for shift in (0..).step_by(7) {
         let (&byte, rest) = bytes.split_first().ok_or(DecodeError::Truncated { part })?;
