@@ -10,7 +10,8 @@ use std::cell::RefCell;
 
 /// The model of the golden frames, which are the seeds.
 fn layouts() -> Vec<Layout> {
-    let policies = [Policy::adacomp(), Policy::top_k(1.0), Policy::half(), Policy::dense(), Policy::local_selection()];
+    let policies =
+        [Policy::adacomp(), Policy::top_k(1.0), Policy::half(), Policy::dense(), Policy::local_selection()];
     let parameters = [
         Parameter::new("conv.weight", &[16, 8, 3, 3]),
         Parameter::new("fc.weight", &[40, 60]),

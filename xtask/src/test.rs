@@ -33,7 +33,8 @@ pub(crate) fn all() -> Result {
 
 fn format() -> Result {
     install_component("fmt", "rustfmt")?;
-    run(&mut cargo(&["fmt", "--all", "--check"]))
+    run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    run(&mut cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]))
 }
 
 fn lints() -> Result {
@@ -59,7 +60,8 @@ fn documentation() -> Result {
 /// The unsafe kernels and the decoder under valgrind.
 fn memory_checks() -> Result {
     install("valgrind", &["valgrind"])?;
-    let valgrind = "valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite";
+    let valgrind = "valgrind --quiet --error-exitcode=9 --leak-check=full \
+        --show-leak-kinds=definite --errors-for-leak-kinds=definite";
     let mut test = cargo(&["test", "-p", "adacomp", "--lib", "--test", "rules", "--locked", "--"]);
     test.args(["kernel::", "wire::", "golden::", "steps::", "--skip", "every_length", "--test-threads=2"]);
     run(test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", valgrind))

@@ -10,6 +10,8 @@ use std::sync::Arc;
 pub struct Averager {
     layout: Arc<Layout>,
     frames: Vec<Frame>,
+    /// Whether the frames are a step's that can be averaged.
+    ready: bool,
 }
 
 /// What became of a step.
@@ -28,7 +30,7 @@ pub enum Outcome {
 impl Averager {
     /// An averager for frames of this layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
-        Self { layout: layout.into(), frames: Vec::new() }
+        Self { layout: layout.into(), frames: Vec::new(), ready: false }
     }
 
     /// Averages the frames of learners 0, 1, ... of one step into `output`, which has a slice for each layer.
@@ -41,7 +43,6 @@ impl Averager {
         frames: &[impl AsRef<[u8]>],
         output: &mut [&mut [f32]],
     ) -> Result<Outcome, AverageError> {
-        self.check_output(output)?;
         let outcome = self.check(step, frames, Expected::Whole)?;
         if outcome == Outcome::Averaged {
             self.write(output)?;
@@ -49,16 +50,24 @@ impl Averager {
         Ok(outcome)
     }
 
-    /// The first half of [`Averager::average`]: checks the frames and keeps what they say.
+    /// The first half of [`Averager::average`]: checks frames of some layers, and keeps what they say if it can be averaged.
     pub fn check(
         &mut self,
         step: u64,
         frames: &[impl AsRef<[u8]>],
         expected: Expected<'_>,
     ) -> Result<Outcome, AverageError> {
-        if frames.is_empty() {
-            return Err(AverageError::Empty);
-        }
+        let outcome = self.check_all(step, frames, expected);
+        self.ready = outcome == Ok(Outcome::Averaged);
+        outcome
+    }
+
+    fn check_all(
+        &mut self,
+        step: u64,
+        frames: &[impl AsRef<[u8]>],
+        expected: Expected<'_>,
+    ) -> Result<Outcome, AverageError> {
         self.frames.resize_with(frames.len(), Frame::default);
         let mut non_finite = None;
         for (learner, (frame, bytes)) in self.frames.iter_mut().zip(frames).enumerate() {
@@ -73,36 +82,32 @@ impl Averager {
             }
             non_finite = non_finite.or(header.non_finite.then_some(header.learner));
         }
+        if frames.is_empty() {
+            return Err(AverageError::Empty);
+        }
         Ok(non_finite.map_or(Outcome::Averaged, |learner| Outcome::NonFinite { learner }))
     }
 
-    /// The second half: writes the average of the frames that were checked last, over what is in their layers' slices.
+    /// The second half: writes the average of the frames that were checked last. `output` has a slice for each layer that
+    /// they have, in their order.
     pub fn write(&self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
-        self.check_output(output)?;
-        let layers = || self.frames.first().into_iter().flat_map(Frame::packets).map(|(layer, _)| layer);
-        layers().for_each(|layer| output[layer].fill(0.0));
+        let first = self.frames.first().filter(|_| self.ready).ok_or(AverageError::Empty)?;
+        let mut layers = first.packets().map(|(layer, _)| self.layout[layer].elements());
+        for position in 0..output.len().max(layers.len()) {
+            let (expected, slice) = (layers.next(), output.get(position));
+            if expected != slice.map(|slice| slice.len()) {
+                let (expected, actual) = (expected.unwrap_or(0), slice.map_or(0, |slice| slice.len()));
+                return Err(AverageError::Output { position, expected, actual });
+            }
+        }
+        output.iter_mut().for_each(|slice| slice.fill(0.0));
         for frame in &self.frames {
-            frame.packets().for_each(|(layer, packet)| packet.add_to(output[layer]));
+            frame.packets().zip(output.iter_mut()).for_each(|((_, packet), slice)| packet.add_to(slice));
         }
         let share = 1.0 / self.frames.len() as f32;
         if share != 1.0 {
-            layers().for_each(|layer| output[layer].iter_mut().for_each(|value| *value *= share));
+            output.iter_mut().flat_map(|slice| slice.iter_mut()).for_each(|value| *value *= share);
         }
         Ok(())
-    }
-
-    fn check_output(&self, output: &[&mut [f32]]) -> Result<(), AverageError> {
-        for (layer, expected) in self.layout.layers().iter().map(|layer| layer.elements()).enumerate() {
-            let actual = output.get(layer).map_or(0, |slice| slice.len());
-            if actual != expected {
-                return Err(AverageError::Output { layer, expected, actual });
-            }
-        }
-        match output.get(self.layout.len()) {
-            Some(extra) => {
-                Err(AverageError::Output { layer: self.layout.len(), expected: 0, actual: extra.len() })
-            }
-            None => Ok(()),
-        }
     }
 }

@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// Compresses the gradients of one model on one learner, and keeps what was not sent.
 ///
 /// A step is begun by the first gradient, then committed once every learner has the frames, or dropped. Until then what
-/// was selected is pending: a dropped step leaves it in the residual, so it is delayed and not lost.
+/// was selected is pending: a dropped step leaves it in the residual, so it is delayed and not lost. Layers that are sent
+/// whole have no residual: of these a dropped step's gradients are gone, as they are without compression.
 #[derive(Debug, Clone)]
 pub struct Compressor {
     layout: Arc<Layout>,
@@ -159,8 +160,8 @@ impl Compressor {
         let Self { layout, layers, scratch, .. } = self;
         let state = &mut layers[layer];
         let factor = self.inverse_loss_scale;
-        let bad_bins = match (&mut state.store, sending) {
-            (Store::Bins(residual, bin), Sending::Selected) => {
+        let bad_bins = match &mut state.store {
+            Store::Bins(residual, bin) => {
                 let rule = Rule {
                     bin: *bin,
                     soft_threshold: layout.soft_threshold(),
@@ -170,13 +171,8 @@ impl Compressor {
                 };
                 residual.select_bins(gradient, rule, scratch)
             }
-            (Store::TopK(residual, percent), Sending::Selected) => {
-                residual.select_top(gradient, factor, *percent, scratch)
-            }
-            (Store::Bins(residual, _) | Store::TopK(residual, _), Sending::Everything) => {
-                residual.select_everything(gradient, factor, scratch)
-            }
-            (Store::Whole(values, half), _) => {
+            Store::TopK(residual, percent) => residual.select_top(gradient, factor, *percent, scratch),
+            Store::Whole(values, half) => {
                 values.clear();
                 values.extend_from_slice(gradient.read(0..gradient.len(), factor, scratch.converted()));
                 if *half {
@@ -185,6 +181,10 @@ impl Compressor {
                 usize::from(!values.iter().all(|value| value.is_finite()))
             }
         };
+        // Selected first in any case, so that a bad gradient harms its bin only.
+        if let (Sending::Everything, Some(residual)) = (sending, state.store.residual_mut()) {
+            residual.send_everything();
+        }
         state.compressed = true;
         state.statistics.bad_bins = bad_bins;
         state.statistics.bytes = 0;
@@ -230,17 +230,22 @@ impl Compressor {
 
     /// Sends what a layer of bins has selected in the open step as another scale than its own: one that all learners have
     /// agreed on.
+    ///
+    /// # Panics
+    /// If there is no such layer, as in all methods that take a layer's number and give no error for it.
     pub fn set_scale(&mut self, layer: usize, scale: f32) -> Result<(), CompressError> {
-        if !(scale.is_finite() && scale >= 0.0) {
-            return Err(CompressError::Scale { parameter: self.layout[layer].name().to_owned(), scale });
+        let parameter = self.layout[layer].name();
+        if !(scale.is_finite() && scale.is_sign_positive()) {
+            return Err(CompressError::Scale { parameter: parameter.to_owned(), scale });
         }
-        match &mut self.layers[layer] {
-            LayerState { store: Store::Bins(residual, _), compressed: true, statistics } => {
+        let LayerState { store, statistics, .. } = &mut self.layers[layer];
+        match store {
+            Store::Bins(residual, _) if residual.has_selection() => {
                 residual.set_scale(scale);
                 statistics.scale = scale;
                 Ok(())
             }
-            _ => Err(CompressError::NotOpen),
+            _ => Err(CompressError::NoSelection { parameter: parameter.to_owned() }),
         }
     }
 
@@ -261,7 +266,7 @@ impl Compressor {
         self.encode_numbers(codec, learner, step, 0..self.layers.len(), frame)
     }
 
-    /// Writes some layers of the open step, by ascending numbers, as a frame of their own.
+    /// Writes some layers of the open step as a frame of their own. Their numbers must ascend.
     pub fn encode_layers(
         &mut self,
         codec: Codec,
@@ -270,6 +275,10 @@ impl Compressor {
         layers: &[usize],
         frame: &mut Vec<u8>,
     ) -> Result<(), CompressError> {
+        if !layers.is_sorted_by(|a, b| a < b) || layers.last().is_some_and(|&last| last >= self.layers.len())
+        {
+            return Err(CompressError::Layers { layers: layers.to_vec(), count: self.layers.len() });
+        }
         self.encode_numbers(codec, learner, step, layers.iter().copied(), frame)
     }
 
@@ -300,7 +309,8 @@ impl Compressor {
         Ok(())
     }
 
-    /// Every learner has this step: what was sent leaves the residual, and the step is over.
+    /// Every learner has this step: what was sent leaves the residual, and the step is over. Layers that were not given in it
+    /// keep their residual.
     pub fn commit(&mut self) -> Result<(), CompressError> {
         if !self.open {
             return Err(CompressError::NotOpen);
@@ -340,12 +350,13 @@ impl Compressor {
         self.layers.iter().map(|layer| layer.statistics)
     }
 
-    /// A layer's residual as it is between steps; nothing for a layer that is sent whole.
+    /// A layer's residual, while a step is open with what the step would send still in it; nothing for a layer that is sent
+    /// whole.
     pub fn residual(&mut self, layer: usize) -> Option<&[f32]> {
         self.layers[layer].store.residual_mut().map(|residual| &*residual.settled())
     }
 
-    /// The numbers of the layers that have residuals, and these, as they are between steps.
+    /// The numbers of the layers that have residuals, and these.
     pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
         self.layers
             .iter_mut()

@@ -90,6 +90,20 @@ pub enum CompressError {
         /// The parameters.
         parameters: Vec<String>,
     },
+    /// A scale for a layer that has nothing selected: of another treatment, not compressed yet, or sent whole.
+    #[error("parameter `{parameter}` has no selection in this step that a scale could be set for")]
+    NoSelection {
+        /// The parameter.
+        parameter: String,
+    },
+    /// Layers that are not in the layout, or not in ascending order.
+    #[error("layers {layers:?} are not ascending numbers below {count}")]
+    Layers {
+        /// What was given.
+        layers: Vec<usize>,
+        /// How many layers there are.
+        count: usize,
+    },
     /// An agreed scale that is negative or not finite.
     #[error("parameter `{parameter}`: scale {scale} is not a finite number of at least 0")]
     Scale {
@@ -264,11 +278,11 @@ pub enum AverageError {
         /// The frame's.
         actual: u64,
     },
-    /// An output slice of another length than its layer, or not one for each layer.
-    #[error("output for layer {layer} has {actual} elements, expected {expected}")]
+    /// An output slice of another length than its layer, or not one for each layer of the frames.
+    #[error("output {position} has {actual} elements, expected {expected}")]
     Output {
-        /// The layer.
-        layer: usize,
+        /// Which slice.
+        position: usize,
         /// Elements of the layer.
         expected: usize,
         /// Elements given.

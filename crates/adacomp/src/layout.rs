@@ -4,8 +4,8 @@ use crate::error::PolicyError;
 use crate::policy::{Parameter, Treatment};
 use std::collections::HashMap;
 
-/// Elements a layer may have: a selected element's index and sign share 32 bits.
-pub const MAX_ELEMENTS: usize = (1 << 31) - 1;
+/// Elements a layer may have: its bytes in f32 have a length of 32 bits on the wire.
+pub const MAX_ELEMENTS: usize = (1 << 30) - 1;
 
 /// One parameter and its treatment.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,9 +38,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn new(layers: Vec<Layer>, soft_threshold: f32) -> Result<Self, PolicyError> {
+    /// A layout of given treatments. Most often it comes from [`crate::Policy::layout`].
+    pub fn new(layers: Vec<Layer>, soft_threshold: f32) -> Result<Self, PolicyError> {
+        if !(soft_threshold.is_finite() && soft_threshold >= 1.0) {
+            return Err(PolicyError::SoftThreshold { factor: soft_threshold });
+        }
         let mut by_name = HashMap::with_capacity(layers.len());
         for (number, layer) in layers.iter().enumerate() {
+            layer.treatment.check(&layer.parameter)?;
             if layer.elements() > MAX_ELEMENTS {
                 let parameter = layer.name().to_owned();
                 return Err(PolicyError::TooLong {

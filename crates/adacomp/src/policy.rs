@@ -49,7 +49,8 @@ impl Parameter {
 
     /// The number of its elements.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        // A product that overflows is too long for a layer in any case.
+        self.shape.iter().fold(1, |product: usize, &dimension| product.saturating_mul(dimension))
     }
 }
 
@@ -60,7 +61,8 @@ pub enum Treatment {
     Bins(u32),
     /// Every element, in f32.
     Dense,
-    /// Every element, rounded to f16. A baseline: what the rounding takes is lost.
+    /// Every element, rounded to f16, also in steps that send everything. A baseline: what the rounding takes is lost, and
+    /// a value above 65,504 counts as not finite.
     Half,
     /// The largest so many percent of the whole tensor by magnitude, sent as the mean of the positive and the mean of
     /// the negative ones, with a residual (Dryden et al. 2016). A baseline.
@@ -68,6 +70,19 @@ pub enum Treatment {
 }
 
 impl Treatment {
+    pub(crate) fn check(self, parameter: &Parameter) -> Result<(), PolicyError> {
+        let name = || parameter.name.clone();
+        match self {
+            Self::Bins(bin) if !(1..=MAX_BIN).contains(&bin) => {
+                Err(PolicyError::Bin { parameter: name(), bin })
+            }
+            Self::TopK(percent) if !(percent > 0.0 && percent <= 100.0) => {
+                Err(PolicyError::TopK { parameter: name(), percent })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether elements are selected and the rest kept in a residual.
     pub fn selects(self) -> bool {
         matches!(self, Self::Bins(_) | Self::TopK(_))
@@ -175,15 +190,11 @@ impl Policy {
 
     /// Applies the policy to a model: its parameters in a fixed order, the same on all learners.
     pub fn layout(&self, parameters: impl IntoIterator<Item = Parameter>) -> Result<Layout, PolicyError> {
-        if !(self.soft_threshold.is_finite() && self.soft_threshold >= 1.0) {
-            return Err(PolicyError::SoftThreshold { factor: self.soft_threshold });
-        }
         let layers = parameters.into_iter().map(|parameter| {
             let treatment = self.treatment(&parameter);
-            check(&parameter, treatment)?;
-            Ok(Layer { parameter, treatment })
+            Layer { parameter, treatment }
         });
-        Layout::new(layers.collect::<Result<_, _>>()?, self.soft_threshold)
+        Layout::new(layers.collect(), self.soft_threshold)
     }
 
     fn treatment(&self, parameter: &Parameter) -> Treatment {
@@ -199,18 +210,5 @@ impl Policy {
             Kind::Matrix => self.matrix,
             Kind::Vector => self.vector,
         }
-    }
-}
-
-fn check(parameter: &Parameter, treatment: Treatment) -> Result<(), PolicyError> {
-    let name = || parameter.name.clone();
-    match treatment {
-        Treatment::Bins(bin) if !(1..=MAX_BIN).contains(&bin) => {
-            Err(PolicyError::Bin { parameter: name(), bin })
-        }
-        Treatment::TopK(percent) if !(percent > 0.0 && percent <= 100.0) => {
-            Err(PolicyError::TopK { parameter: name(), percent })
-        }
-        _ => Ok(()),
     }
 }

@@ -12,8 +12,8 @@ use crate::topk;
 /// Elements that are settled, then selected from, while they are in the nearest cache.
 pub(crate) const BLOCK: usize = 1024;
 
-/// Tensors of fewer elements than this stay on one thread: starting another would take longer.
-const WORTH_A_THREAD: usize = 1 << 18;
+/// A thread gets at least so many elements: starting it for fewer would take longer.
+const WORTH_A_THREAD: usize = 1 << 17;
 
 /// Selected elements and what they are sent as.
 #[derive(Debug, Clone, Default)]
@@ -94,7 +94,7 @@ impl Residual {
     pub(crate) fn select_bins(&mut self, gradient: Gradient<'_>, rule: Rule, scratch: &mut Scratch) -> usize {
         debug_assert_eq!(self.pending, Pending::Nothing);
         let bins = self.values.len().div_ceil(rule.bin);
-        let threads = if self.values.len() < WORTH_A_THREAD { 1 } else { rule.threads.clamp(1, bins) };
+        let threads = rule.threads.min(self.values.len() / WORTH_A_THREAD).clamp(1, bins.max(1));
         let mut maxima = std::mem::take(&mut scratch.maxima);
         maxima.resize(bins, 0.0);
 
@@ -141,16 +141,9 @@ impl Residual {
         bad
     }
 
-    /// Adds a gradient and sends all of it together with what was kept. 1 if the gradient is not finite.
-    pub(crate) fn select_everything(
-        &mut self,
-        gradient: Gradient<'_>,
-        factor: f32,
-        scratch: &mut Scratch,
-    ) -> usize {
-        let bad = self.add_whole(gradient, factor, scratch);
+    /// Has the open step send everything, rather than what it has selected.
+    pub(crate) fn send_everything(&mut self) {
         self.pending = Pending::Everything;
-        bad
     }
 
     /// `R = R + dW` over the whole tensor, unless that is not finite. 1 in that case.
@@ -172,6 +165,11 @@ impl Residual {
             Pending::Selection => Some(Packet::Sparse(self.selection.sparse())),
             Pending::Everything => Some(Packet::Dense(&self.values)),
         }
+    }
+
+    /// Whether the open step sends selected elements.
+    pub(crate) fn has_selection(&self) -> bool {
+        self.pending == Pending::Selection
     }
 
     /// Sends the selected elements of the open step as this and its negative.

@@ -3,11 +3,12 @@
 use crate::compressor::Compressor;
 use crate::error::StateError;
 use crate::layout::Layout;
-use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
+use safetensors::tensor::{Dtype, SafeTensors, View};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-const FORMAT: &str = "adacomp residuals 1";
+const KEY: &str = "adacomp";
+const FORMAT: &str = "residuals 1";
 
 impl Compressor {
     /// The residuals as a safetensors file, keyed by parameter name, with who saved them.
@@ -16,12 +17,9 @@ impl Compressor {
         if self.is_open() {
             return Err(StateError::Open);
         }
-        let metadata = [
-            ("format", FORMAT.to_owned()),
-            ("learner", learner.to_string()),
-            ("learners", learners.to_string()),
-        ];
-        let metadata: HashMap<_, _> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
+        // One key, because several would come in any order, and a state would not always be the same bytes.
+        let metadata =
+            HashMap::from([(KEY.to_owned(), format!("{FORMAT}, learner {learner} of {learners}"))]);
         let layout = self.layout().clone();
         let tensors = self.residuals().map(|(number, values)| {
             let parameter = &layout[number].parameter;
@@ -126,19 +124,21 @@ impl<'a> Saved<'a> {
         let broken = |cause| StateError::File { learner: position, cause };
         let tensors = SafeTensors::deserialize(bytes).map_err(broken)?;
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(broken)?;
-        let value = |key: &str| metadata_value(&metadata, key);
-        let wrong = |key, expected: &str| StateError::Metadata {
-            position,
-            key,
-            expected: expected.to_owned(),
-            actual: value(key).map(str::to_owned),
-        };
-        if value("format") != Some(FORMAT) {
-            return Err(wrong("format", FORMAT));
+        let value = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).cloned();
+        let numbers = value.as_deref().and_then(|value| {
+            let (learner, learners) =
+                value.strip_prefix(FORMAT)?.strip_prefix(", learner ")?.split_once(" of ")?;
+            Some((learner.parse().ok()?, learners.parse().ok()?))
+        });
+        match numbers {
+            Some((learner, learners)) => Ok(Self { learner, learners, tensors }),
+            None => Err(StateError::Metadata {
+                position,
+                key: KEY,
+                expected: format!("{FORMAT}, learner L of N"),
+                actual: value,
+            }),
         }
-        let number =
-            |key| value(key).and_then(|value| value.parse().ok()).ok_or_else(|| wrong(key, "a number"));
-        Ok(Self { learner: number("learner")?, learners: number("learners")?, tensors })
     }
 
     /// That it has the residuals of this model, and only these.
@@ -178,8 +178,4 @@ impl<'a> Saved<'a> {
         let bytes = self.tensors.tensor(name).map_or(&[][..], |tensor| tensor.data());
         bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
     }
-}
-
-fn metadata_value<'m>(metadata: &'m Metadata, key: &str) -> Option<&'m str> {
-    metadata.metadata().as_ref()?.get(key).map(String::as_str)
 }

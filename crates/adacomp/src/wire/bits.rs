@@ -33,7 +33,7 @@ impl<'a> BitWriter<'a> {
 
     /// So many zeros, then the lowest `count` bits of `value`, which are fewer than 64.
     #[inline]
-    pub fn write_after_zeros(&mut self, mut zeros: u64, value: u64, count: u32) {
+    pub(super) fn write_after_zeros(&mut self, mut zeros: u64, value: u64, count: u32) {
         while zeros + u64::from(count) > 64 {
             let some = zeros.min(64);
             self.write(0, some as u32);
@@ -114,8 +114,12 @@ impl<'a> BitReader<'a> {
         self.left -= count;
     }
 
-    /// So many bits, at most 56.
+    /// So many bits.
+    ///
+    /// # Panics
+    /// If they are more than 56.
     pub fn read(&mut self, count: u32) -> Result<u64, DecodeError> {
+        assert!(count <= AT_HAND);
         self.refill();
         let value = self.word & !(!0 << count);
         self.skip(count);
@@ -141,8 +145,12 @@ impl<'a> BitReader<'a> {
     }
 
     /// A number in Golomb-Rice code.
+    ///
+    /// # Panics
+    /// If the parameter is above 30.
     #[inline]
     pub fn read_rice(&mut self, parameter: u32) -> Result<u64, DecodeError> {
+        assert!(parameter <= 30);
         Ok(self.read_zeros()? << parameter | self.read(parameter)?)
     }
 

@@ -120,7 +120,7 @@ impl Frame {
         for position in 0..count {
             let expected = expected.layer(position);
             let layer = varint::read(&mut rest, "a layer number")? as usize;
-            if layer != expected {
+            if layer != expected || layer >= layout.len() {
                 return Err(DecodeError::Layer { position, expected: Some(expected), actual: Some(layer) });
             }
             let (&kind, after) =

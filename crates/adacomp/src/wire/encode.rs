@@ -17,8 +17,12 @@ pub struct FrameWriter<'a> {
 }
 
 impl<'a> FrameWriter<'a> {
-    /// Starts a frame, over what was in `out`. The header's fingerprint must be the layout's.
+    /// Starts a frame, over what was in `out`.
+    ///
+    /// # Panics
+    /// If the header's fingerprint is not the layout's.
     pub fn new(header: &Header, layout: &'a Layout, out: &'a mut Vec<u8>) -> Self {
+        assert_eq!(header.fingerprint, layout.fingerprint(), "a header of another layout");
         out.clear();
         header.write(0, out);
         Self { layout, codec: header.codec, out, sections: 0, next_layer: 0 }
@@ -63,6 +67,9 @@ impl<'a> FrameWriter<'a> {
             }
             Packet::Sparse(Sparse { values, selected }) => {
                 assert!(layer.treatment.selects(), "`{}` is sent whole", layer.name());
+                let end = selected.last().map_or(0, |last| last.index() + 1);
+                assert!(end <= layer.elements(), "packet of another layer than `{}`", layer.name());
+                debug_assert!(selected.is_sorted_by(|a, b| a.index() < b.index()));
                 self.out.extend_from_slice(&values[0].to_le_bytes());
                 if matches!(layer.treatment, Treatment::TopK(_)) {
                     self.out.extend_from_slice(&values[1].to_le_bytes());

@@ -129,6 +129,9 @@ fn decode_words<W: Word>(
                 return Err(DecodeError::Index { layer });
             }
             bin_start += passed * cut.bin;
+            if bin_start >= cut.elements {
+                return Err(DecodeError::Index { layer });
+            }
             continue;
         }
         if index < lowest || index >= cut.bin || bin_start + index >= cut.elements {

@@ -28,13 +28,14 @@ pub fn encode_range(selected: &[Selected], range: Range<usize>, out: &mut Vec<u8
     encode_codes(selected, range.start, usual_parameter(selected.len(), range.len()), out);
 }
 
-/// The parameter for so many elements at random places.
+/// The parameter for so many elements at random places: the smallest `k` with `2^k >= ln(golden ratio) * span / count`,
+/// from where on a larger one takes more bits. In integers, because both sides must find the same.
 fn usual_parameter(count: usize, span: usize) -> u32 {
-    let mean = span as f64 / count.max(1) as f64 - 1.0;
-    // Where a larger parameter begins to take fewer bits: see `best_parameter`.
-    let golden = (1.0 + 5f64.sqrt()) / 2.0;
-    let parameter = (golden.ln() * (mean + 1.0)).max(1.0).log2().ceil();
-    (parameter as u32).min(MAX_PARAMETER)
+    const LN_GOLDEN_RATIO: u128 = 2066789051; // times 2^32
+    let wanted = span as u128 * LN_GOLDEN_RATIO;
+    (0..MAX_PARAMETER)
+        .find(|parameter| (count as u128) << (parameter + 32) >= wanted)
+        .unwrap_or(MAX_PARAMETER)
 }
 
 fn encode_codes(selected: &[Selected], start: usize, parameter: u32, out: &mut Vec<u8>) {

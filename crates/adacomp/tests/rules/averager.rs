@@ -1,7 +1,7 @@
 //! The frames of all learners into one gradient.
 
 use crate::support::{Random, gradients, named, one_layer, sent, small_model};
-use adacomp::{AverageError, Averager, Codec, Compressor, DecodeError, Outcome, Policy};
+use adacomp::{AverageError, Averager, Codec, Compressor, DecodeError, Expected, Outcome, Policy};
 
 fn frames(learners: usize, step: u64, codec: Codec) -> (Vec<Compressor>, Vec<Vec<u8>>) {
     let layout = small_model(Policy::adacomp());
@@ -96,14 +96,35 @@ fn one_learners_nan_drops_the_step_on_all() {
 }
 
 #[test]
+fn frames_of_some_layers_are_averaged_apart() {
+    let layout = small_model(Policy::adacomp());
+    let (mut compressors, whole) = frames(2, 4, Codec::Rice);
+    let mut expected = output();
+    let _ = average(4, &whole, &mut expected).unwrap();
+    let mut averager = Averager::new(layout);
+    let mut parts = vec![Vec::new(); 2];
+    for (learner, compressor) in compressors.iter_mut().enumerate() {
+        compressor.encode_layers(Codec::Rice, learner as u32, 4, &[0, 2], &mut parts[learner]).unwrap();
+    }
+    let [mut conv, _, mut bias] = output();
+    assert_eq!(averager.check(4, &parts, Expected::Layers(&[0, 2])), Ok(Outcome::Averaged));
+    averager.write(&mut [&mut conv, &mut bias]).unwrap();
+    assert_eq!([&conv, &bias], [&expected[0], &expected[2]]);
+    // After frames that cannot be averaged there is nothing to write.
+    parts[1][40] ^= 1;
+    assert!(averager.check(4, &parts, Expected::Layers(&[0, 2])).is_err());
+    assert_eq!(averager.write(&mut [&mut conv, &mut bias]), Err(AverageError::Empty));
+}
+
+#[test]
 fn outputs_must_fit_the_layout() {
     let (_, frames) = frames(1, 0, Codec::Rice);
     let mut averager = Averager::new(small_model(Policy::adacomp()));
     let (mut a, mut b, mut c, mut d) = (vec![0.0; 1152], vec![0.0; 2400], vec![0.0; 41], vec![0.0; 3]);
     let error = averager.average(0, &frames, &mut [&mut a, &mut b, &mut c]).unwrap_err();
-    assert_eq!(error, AverageError::Output { layer: 2, expected: 40, actual: 41 });
+    assert_eq!(error, AverageError::Output { position: 2, expected: 40, actual: 41 });
     let error = averager.average(0, &frames, &mut [&mut a, &mut b]).unwrap_err();
-    assert_eq!(error, AverageError::Output { layer: 2, expected: 40, actual: 0 });
+    assert_eq!(error, AverageError::Output { position: 2, expected: 40, actual: 0 });
     let error = averager.average(0, &frames, &mut [&mut a, &mut b, &mut c[..40], &mut d]).unwrap_err();
-    assert_eq!(error, AverageError::Output { layer: 3, expected: 0, actual: 3 });
+    assert_eq!(error, AverageError::Output { position: 3, expected: 0, actual: 3 });
 }

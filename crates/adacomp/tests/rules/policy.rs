@@ -58,8 +58,10 @@ fn other_nonsense_is_refused() {
     }
     let twice = Policy::adacomp().layout([matrix(), matrix()]).unwrap_err();
     assert_eq!(twice, PolicyError::Twice { parameter: "fc".to_owned() });
-    let long = Policy::adacomp().layout([Parameter::new("huge", &[1 << 16, 1 << 15])]).unwrap_err();
-    assert!(matches!(long, PolicyError::TooLong { elements: 2_147_483_648, .. }));
+    let long = Policy::adacomp().layout([Parameter::new("huge", &[1 << 15, 1 << 15])]).unwrap_err();
+    assert!(matches!(long, PolicyError::TooLong { elements: 1_073_741_824, .. }));
+    let overflowing = Policy::adacomp().layout([Parameter::new("huge", &[1 << 32, 1 << 32])]).unwrap_err();
+    assert!(matches!(overflowing, PolicyError::TooLong { .. }));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Properties, on cases that proptest makes up.
 
 use crate::support::{Random, one_layer, residuals, sent};
+use adacomp::codec::{decode_range, encode_range};
 use adacomp::{
     Averager, Codec, Compressor, Expected, Frame, FrameWriter, Header, Kernel, Outcome, Packet, Parameter,
     Policy, Selected, Sparse, Treatment,
@@ -110,6 +111,36 @@ proptest! {
             let mut frame = Frame::default();
             prop_assert_eq!(frame.decode(&bytes, &layout, Expected::Whole), Ok(header));
             prop_assert_eq!(frame.packets().collect::<Vec<_>>(), [(0, packet)]);
+        }
+    }
+
+    /// Ranges of a selection survive, one behind the other.
+    #[test]
+    fn ranges_round_trip(
+        elements in 1..20_000usize,
+        density in prop_oneof![Just(0.0), Just(1.0), 0.0..0.01, 0.0..1.0],
+        pieces in 1..20usize,
+        seed in 1..u64::MAX,
+    ) {
+        let mut random = Random(seed);
+        let limit = (density * 1e9) as usize;
+        let selected: Vec<_> = (0..elements as u32)
+            .map(|index| (random.below(1_000_000_000) < limit, Selected::new(index, random.below(2) == 1)))
+            .filter_map(|(hit, element)| hit.then_some(element))
+            .collect();
+        let sparse = Sparse { values: [1.0, -1.0], selected: &selected };
+        let ranges = || (0..pieces).map(|piece| elements * piece / pieces..elements * (piece + 1) / pieces);
+        let mut bytes = Vec::new();
+        ranges().for_each(|range| encode_range(sparse.within(range.clone()).selected, range, &mut bytes));
+        let (mut rest, mut decoded) = (bytes.as_slice(), Vec::new());
+        for range in ranges() {
+            prop_assert_eq!(decode_range(&mut rest, range, 0, &mut decoded), Ok(()));
+        }
+        prop_assert!(rest.is_empty());
+        prop_assert_eq!(decoded, selected);
+        for length in 0..bytes.len().min(100) {
+            let mut rest = &bytes[..length];
+            let _ = ranges().try_for_each(|range| decode_range(&mut rest, range, 0, &mut Vec::new()));
         }
     }
 

@@ -89,6 +89,7 @@ fn a_state_of_another_model_is_refused_with_a_list() {
 #[test]
 fn states_that_are_not_all_of_one_run_are_refused() {
     let states = save(&mut trained(3));
+    assert_eq!(states, save(&mut trained(3)), "the same state is the same bytes");
     let mut compressor = Compressor::new(small_model(Policy::adacomp()));
     let swapped = [states[1].clone(), states[0].clone(), states[2].clone()];
     let cases: [&[Vec<u8>]; 3] = [&states[..2], &swapped, &states[1..2]];
