@@ -356,6 +356,16 @@ impl Compressor {
         self.layers[layer].store.residual_mut().map(|residual| &*residual.settled())
     }
 
+    /// Adds to a layer's residual from an element on: what was kept elsewhere.
+    ///
+    /// # Panics
+    /// If the layer has no residual or too few elements, or a step is open.
+    pub fn add_to_residual(&mut self, layer: usize, start: usize, values: &[f32]) {
+        assert!(!self.open, "a step is open");
+        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").settled();
+        residual[start..start + values.len()].iter_mut().zip(values).for_each(|(r, value)| *r += value);
+    }
+
     /// The numbers of the layers that have residuals, and these.
     pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
         self.layers

@@ -11,15 +11,15 @@ const KEY: &str = "adacomp";
 const FORMAT: &str = "residuals 1";
 
 impl Compressor {
-    /// The residuals as a safetensors file, keyed by parameter name, with who saved them.
-    pub fn save(&mut self, learner: usize, learners: usize) -> Result<Vec<u8>, StateError> {
+    /// The residuals as a safetensors file, keyed by parameter name, with who saved them before which step.
+    pub fn save(&mut self, learner: usize, learners: usize, step: u64) -> Result<Vec<u8>, StateError> {
         check_learner(learner, learners)?;
         if self.is_open() {
             return Err(StateError::Open);
         }
         // One key, because several would come in any order, and a state would not always be the same bytes.
-        let metadata =
-            HashMap::from([(KEY.to_owned(), format!("{FORMAT}, learner {learner} of {learners}"))]);
+        let value = format!("{FORMAT}, learner {learner} of {learners}, step {step}");
+        let metadata = HashMap::from([(KEY.to_owned(), value)]);
         let layout = self.layout().clone();
         let tensors = self.residuals().map(|(number, values)| {
             let parameter = &layout[number].parameter;
@@ -33,12 +33,13 @@ impl Compressor {
     /// `states` are the saved states of all learners in their order. If there are as many learners now, this learner's own
     /// is enough, and it gets its residuals back to the bit. With another number each learner gets the average, so that
     /// the sum over learners of `residual / learners` stays what it was. Everything is checked before anything is changed.
+    /// The step before which they were saved.
     pub fn load(
         &mut self,
         states: &[impl AsRef<[u8]>],
         learner: usize,
         learners: usize,
-    ) -> Result<(), StateError> {
+    ) -> Result<u64, StateError> {
         check_learner(learner, learners)?;
         if self.is_open() {
             return Err(StateError::Open);
@@ -63,7 +64,7 @@ impl Compressor {
                 *element = (sum.unwrap_or_default() / states.len() as f64) as f32;
             }
         }
-        Ok(())
+        Ok(states[0].step)
     }
 }
 
@@ -83,6 +84,9 @@ fn check_complete(states: &[Saved<'_>]) -> Result<(), StateError> {
         }
         if state.learner != position {
             return wrong("learner", position, state.learner);
+        }
+        if state.step != states[0].step {
+            return wrong("step", states[0].step as usize, state.step as usize);
         }
     }
     if states.is_empty() { Err(StateError::Empty) } else { Ok(()) }
@@ -116,6 +120,7 @@ impl View for Saving<'_> {
 struct Saved<'a> {
     learner: usize,
     learners: usize,
+    step: u64,
     tensors: SafeTensors<'a>,
 }
 
@@ -126,16 +131,17 @@ impl<'a> Saved<'a> {
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(broken)?;
         let value = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).cloned();
         let numbers = value.as_deref().and_then(|value| {
-            let (learner, learners) =
+            let (learner, rest) =
                 value.strip_prefix(FORMAT)?.strip_prefix(", learner ")?.split_once(" of ")?;
-            Some((learner.parse().ok()?, learners.parse().ok()?))
+            let (learners, step) = rest.split_once(", step ")?;
+            Some((learner.parse().ok()?, learners.parse().ok()?, step.parse().ok()?))
         });
         match numbers {
-            Some((learner, learners)) => Ok(Self { learner, learners, tensors }),
+            Some((learner, learners, step)) => Ok(Self { learner, learners, step, tensors }),
             None => Err(StateError::Metadata {
                 position,
                 key: KEY,
-                expected: format!("{FORMAT}, learner L of N"),
+                expected: format!("{FORMAT}, learner L of N, step S"),
                 actual: value,
             }),
         }

@@ -22,7 +22,7 @@ fn save(compressors: &mut [Compressor]) -> Vec<Vec<u8>> {
     compressors
         .iter_mut()
         .enumerate()
-        .map(|(learner, compressor)| compressor.save(learner, learners).unwrap())
+        .map(|(learner, compressor)| compressor.save(learner, learners, 3).unwrap())
         .collect()
 }
 
@@ -35,7 +35,7 @@ fn the_same_learners_go_on_bit_identically() {
     for (learner, old) in before.iter_mut().enumerate() {
         for given in [&states[..], &states[learner..=learner]] {
             let mut new = Compressor::new(layout.clone());
-            new.load(given, learner, 3).unwrap();
+            assert_eq!(new.load(given, learner, 3).unwrap(), 3);
             assert_eq!(residuals(&mut new), residuals(old));
             let (mut old, next) = (old.clone(), gradients(&layout, &mut random));
             for compressor in [&mut old, &mut new] {
@@ -92,13 +92,15 @@ fn states_that_are_not_all_of_one_run_are_refused() {
     assert_eq!(states, save(&mut trained(3)), "the same state is the same bytes");
     let mut compressor = Compressor::new(small_model(Policy::adacomp()));
     let swapped = [states[1].clone(), states[0].clone(), states[2].clone()];
-    let cases: [&[Vec<u8>]; 3] = [&states[..2], &swapped, &states[1..2]];
+    let later = trained(3)[1].save(1, 3, 4).unwrap();
+    let mixed = [states[0].clone(), later, states[2].clone()];
+    let cases: [&[Vec<u8>]; 4] = [&states[..2], &swapped, &states[1..2], &mixed];
     for given in cases {
         assert!(matches!(compressor.load(given, 0, 2), Err(StateError::Metadata { .. })));
     }
     assert!(matches!(compressor.load(&[] as &[Vec<u8>], 0, 1), Err(StateError::Empty)));
     assert!(matches!(compressor.load(&states, 3, 3), Err(StateError::Learner { .. })));
-    assert!(matches!(compressor.save(1, 1), Err(StateError::Learner { .. })));
+    assert!(matches!(compressor.save(1, 1, 0), Err(StateError::Learner { .. })));
     let cut = &states[0][..states[0].len() - 1];
     assert!(matches!(compressor.load(&[cut], 0, 3), Err(StateError::File { learner: 0, .. })));
     assert!(matches!(compressor.load(&[b"not a file"], 0, 3), Err(StateError::File { .. })));
@@ -108,7 +110,7 @@ fn states_that_are_not_all_of_one_run_are_refused() {
 fn a_saved_nan_is_refused() {
     let layout =
         || Policy::adacomp().name("*", Treatment::Bins(5)).layout([Parameter::new("w", &[3])]).unwrap();
-    let mut state = Compressor::new(layout()).save(0, 1).unwrap();
+    let mut state = Compressor::new(layout()).save(0, 1, 0).unwrap();
     let end = state.len();
     state[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
     let error = Compressor::new(layout()).load(&[state], 0, 1).unwrap_err();

@@ -154,7 +154,7 @@ fn a_step_must_be_open_and_complete() {
     compressor.compress_layer(1, gradients[1].as_slice().into(), Sending::Selected).unwrap();
     let missing = CompressError::Missing { parameters: vec!["conv.weight".to_owned(), "fc.bias".to_owned()] };
     assert_eq!(compressor.encode(Codec::Rice, 0, 0, &mut frame), Err(missing));
-    assert!(matches!(compressor.save(0, 1), Err(StateError::Open)));
+    assert!(matches!(compressor.save(0, 1, 0), Err(StateError::Open)));
     let again = compressor.compress_layer(1, gradients[1].as_slice().into(), Sending::Selected);
     assert_eq!(again, Err(CompressError::Twice { parameter: "fc.weight".to_owned() }));
     assert!(compressor.compress_layer(3, gradients[1].as_slice().into(), Sending::Selected).is_err());

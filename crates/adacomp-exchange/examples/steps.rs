@@ -1,0 +1,237 @@
+//! A number of steps with made-up gradients, the same on every engine: prints a checksum of the last averaged
+//! gradient and of each learner's residuals. The tests compare engines with it, and end it at awkward moments.
+//!
+//! `cargo run --example steps -- local 4 --strategy reduce`, or with the feature `mpi`
+//! `mpirun -n 4 target/debug/examples/steps mpi --strategy reduce`.
+
+use adacomp::{Gradient, Outcome, Parameter, Policy};
+use adacomp_exchange::{Collective, Exchange, ExchangeError, LearnerState, Strategy, local};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+struct Settings {
+    engine: String,
+    learners: usize,
+    strategies: Vec<Strategy>,
+    steps: u64,
+    /// Elements of the large layer.
+    elements: usize,
+    limit: Duration,
+    /// Learner and step at which to stop and wait to be killed, and in which phase.
+    stop: Option<(usize, u64, String)>,
+    /// Where to save the state after each step, and load it from.
+    state: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let settings = match read(std::env::args().skip(1)) {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("{error}\nsee the top of examples/steps.rs");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&settings) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String> {
+    let mut settings = Settings {
+        engine: arguments.next().ok_or("no engine given: local or mpi")?,
+        learners: 4,
+        strategies: Strategy::ALL.to_vec(),
+        steps: 20,
+        elements: 20_000,
+        limit: Duration::from_secs(60),
+        stop: None,
+        state: None,
+    };
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("no value for {argument}"));
+        let number = |text: String| text.parse::<u64>().map_err(|_| format!("`{text}` is not a number"));
+        match argument.as_str() {
+            "--strategy" => {
+                let name = value()?;
+                settings.strategies.retain(|strategy| strategy.name() == name);
+            }
+            "--steps" => settings.steps = number(value()?)?,
+            "--elements" => settings.elements = number(value()?)? as usize,
+            "--limit-ms" => settings.limit = Duration::from_millis(number(value()?)?),
+            "--stop" => settings.stop = Some((number(value()?)? as usize, number(value()?)?, value()?)),
+            "--state" => settings.state = Some(PathBuf::from(value()?)),
+            learners => settings.learners = number(learners.to_owned())? as usize,
+        }
+    }
+    Ok(settings)
+}
+
+fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    match settings.engine.as_str() {
+        "local" => {
+            for &strategy in &settings.strategies {
+                std::thread::scope(|scope| {
+                    let collectives = local(settings.learners, 2, settings.limit);
+                    let threads: Vec<_> = collectives
+                        .into_iter()
+                        .map(|collective| {
+                            scope.spawn(move || steps(collective, strategy, settings).map(drop))
+                        })
+                        .collect();
+                    threads
+                        .into_iter()
+                        .try_for_each(|thread| thread.join().expect("a thread that does not panic"))
+                })?;
+            }
+            Ok(())
+        }
+        #[cfg(feature = "mpi")]
+        "mpi" => {
+            let mut collective = adacomp_exchange::Mpi::start(settings.limit)?;
+            for &strategy in &settings.strategies {
+                collective = steps(collective, strategy, settings)?;
+            }
+            Ok(())
+        }
+        other => Err(format!("unknown engine `{other}`, or built without it").into()),
+    }
+}
+
+/// All steps of one strategy; gives the collective back.
+fn steps<C: Collective>(
+    collective: C,
+    strategy: Strategy,
+    settings: &Settings,
+) -> Result<C, Box<dyn std::error::Error + Send + Sync>> {
+    let parameters = [
+        Parameter::new("conv.weight", &[16, 8, 5, 5]),
+        Parameter::new("conv.bias", &[16]),
+        Parameter::new("fc.weight", &[1, settings.elements]),
+        Parameter::new("fc.bias", &[10]),
+    ];
+    let layout = Policy::adacomp().layout(parameters)?;
+    let lengths: Vec<usize> = layout.layers().iter().map(|layer| layer.elements()).collect();
+    let hosted = collective.hosted();
+    let mut exchange = Exchange::new(collective, layout, strategy)?;
+    let mut output: Vec<Vec<f32>> = lengths.iter().map(|&length| vec![0.0; length]).collect();
+    let mut checksum = Checksum::default();
+    let mut traffic = 0;
+    let file = |learner: usize| {
+        settings.state.as_ref().map(|folder| folder.join(format!("{}-{learner}", strategy.name())))
+    };
+    let saved: Vec<LearnerState> = hosted.clone().filter_map(|learner| read_state(&file(learner)?)).collect();
+    if !saved.is_empty() {
+        exchange.protocol().load(&saved)?;
+    }
+    for step in exchange.protocol().step()..settings.steps {
+        let gradients: Vec<Vec<Vec<f32>>> = hosted
+            .clone()
+            .map(|learner| lengths.iter().map(|&length| gradient(learner, step, length)).collect())
+            .collect();
+        let stop = |phase: &str| {
+            let here = settings
+                .stop
+                .as_ref()
+                .is_some_and(|(learner, at, name)| hosted.contains(learner) && *at == step && name == phase);
+            if here {
+                println!("stopped {}", std::process::id());
+                std::thread::sleep(Duration::from_secs(600));
+            }
+        };
+        stop("compress");
+        for (learner, gradients) in hosted.clone().zip(&gradients) {
+            for (layer, gradient) in gradients.iter().enumerate().rev() {
+                exchange.give(learner, layer, Gradient::from(gradient.as_slice()))?;
+            }
+        }
+        // The first round is under way now.
+        stop("exchange");
+        let mut slices: Vec<&mut [f32]> = output.iter_mut().map(Vec::as_mut_slice).collect();
+        let outcome: Result<Outcome, ExchangeError> = exchange.finish(&mut slices);
+        assert_eq!(outcome?, Outcome::Averaged);
+        stop("decode");
+        // Of the last step only, so that a run that was resumed can be compared.
+        checksum = Checksum::default();
+        output.iter().flatten().for_each(|value| checksum.add(value.to_bits()));
+        traffic += exchange.traffic(hosted.start).map_or(0, |traffic| traffic.sent);
+        for (learner, state) in hosted.clone().zip(exchange.protocol().save()?) {
+            if let Some(path) = file(learner) {
+                write_state(&path, &state)?;
+            }
+        }
+    }
+    let mut lines = String::new();
+    for learner in hosted {
+        let mut residuals = Checksum::default();
+        for layer in 0..lengths.len() {
+            let protocol = exchange.protocol();
+            let own = protocol
+                .compressor(learner)
+                .and_then(|compressor| compressor.residual(layer))
+                .map(<[f32]>::to_vec);
+            let owned = protocol.owner(learner).and_then(|owner| owner.residual(layer)).map(<[f32]>::to_vec);
+            own.into_iter().chain(owned).flatten().for_each(|value| residuals.add(value.to_bits()));
+        }
+        lines += &format!(
+            "{} learner {learner} gradients {:016x} residuals {:016x}\n",
+            strategy.name(),
+            checksum.0,
+            residuals.0
+        );
+    }
+    if settings.steps > 0 && std::env::var_os("ADACOMP_SHOW_TRAFFIC").is_some() {
+        lines += &format!("{} sent {traffic}\n", strategy.name());
+    }
+    print!("{lines}");
+    Ok(exchange.into_collective())
+}
+
+/// A state is whole if its last file is there: that one is written last.
+fn read_state(path: &Path) -> Option<LearnerState> {
+    let residuals = std::fs::read(path.with_extension("residuals")).ok()?;
+    Some(LearnerState { residuals, owner: std::fs::read(path.with_extension("owner")).ok() })
+}
+
+fn write_state(path: &Path, state: &LearnerState) -> std::io::Result<()> {
+    let write = |extension: &str, bytes: &[u8]| {
+        let temporary = path.with_extension(format!("{extension}.new"));
+        std::fs::write(&temporary, bytes)?;
+        std::fs::rename(temporary, path.with_extension(extension))
+    };
+    state.owner.as_ref().map_or(Ok(()), |owner| write("owner", owner))?;
+    write("residuals", &state.residuals)
+}
+
+fn gradient(learner: usize, step: u64, length: usize) -> Vec<f32> {
+    let mut seed =
+        ((learner as u64 + 1) * 0x9e37_79b9) ^ ((step + 1) * 0x85eb_ca6b) ^ ((length as u64) << 32);
+    (0..length)
+        .map(|_| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            let unit = (seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / 8_388_608.0 - 1.0;
+            unit * unit * unit
+        })
+        .collect()
+}
+
+#[derive(Clone)]
+struct Checksum(u64);
+
+impl Default for Checksum {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Checksum {
+    fn add(&mut self, word: u32) {
+        self.0 = (self.0 ^ u64::from(word)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+}

@@ -1,0 +1,64 @@
+//! What all learners must have in common before the first step, as lines of text, so that a difference can be named.
+
+use crate::error::ExchangeError;
+use crate::message::VERSION;
+use crate::strategy::Strategy;
+use adacomp::{Codec, Layout, Treatment};
+use std::sync::Arc;
+
+/// What a learner was started with: on each line a thing, `: `, and what it is.
+pub(crate) fn describe(
+    layout: &Layout,
+    strategy: Strategy,
+    codec: Codec,
+    learners: usize,
+    group: usize,
+) -> Vec<u8> {
+    let mut lines = vec![
+        format!("protocol version: {VERSION}"),
+        format!("frame version: {}", adacomp::VERSION),
+        format!("number of learners: {learners}"),
+        format!("strategy: {}", strategy.name()),
+        format!("codec: {}", codec.name()),
+        format!("elements of a group: {group}"),
+        format!("soft-threshold factor: {}", layout.soft_threshold()),
+        format!("number of parameters: {}", layout.len()),
+    ];
+    for (number, layer) in layout.layers().iter().enumerate() {
+        let treatment = match layer.treatment {
+            Treatment::Bins(bin) => format!("bins of {bin}"),
+            Treatment::Dense => "dense".to_owned(),
+            Treatment::Half => "half".to_owned(),
+            Treatment::TopK(percent) => format!("the largest {percent}%"),
+        };
+        // A name may have line ends of its own, which must not look like ours.
+        let name = layer.name().escape_debug();
+        lines.push(format!("parameter {number}: `{name}` {:?}, {treatment}", layer.parameter.shape));
+    }
+    lines.push(format!("layout fingerprint: {:016x}", layout.fingerprint()));
+    lines.join("\n").into_bytes()
+}
+
+/// That all learners said the same. Everybody sees the same texts, so everybody gets the same error.
+pub(crate) fn check(texts: &[Arc<Vec<u8>>]) -> Result<(), ExchangeError> {
+    let Some(first) = texts.first() else { return Ok(()) };
+    let Some((learner, other)) = texts.iter().enumerate().find(|(_, text)| *text != first) else {
+        return Ok(());
+    };
+    let (first, other) = (String::from_utf8_lossy(first), String::from_utf8_lossy(other));
+    let (mut expected, mut actual) = (first.lines(), other.lines());
+    loop {
+        let (expected, actual) = (expected.next(), actual.next());
+        if expected == actual && expected.is_some() {
+            continue;
+        }
+        let split = |line: Option<&str>| {
+            let (what, value) =
+                line.unwrap_or("end of the description: there").split_once(": ").unwrap_or_default();
+            (what.to_owned(), value.to_owned())
+        };
+        let (what, expected) = split(expected);
+        let (_, actual) = split(actual);
+        return Err(ExchangeError::Disagreement { learner, what, expected, actual });
+    }
+}

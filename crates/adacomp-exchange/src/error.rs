@@ -1,0 +1,165 @@
+//! What can go wrong between learners.
+
+use adacomp::{AverageError, CompressError, DecodeError, StateError};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Bytes that could not be moved. The collective is of no use any more.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// A learner did not take part in time.
+    #[error(
+        "no word from {} within {limit:?}; a learner hangs, has died, or is slower than the time limit",
+        list(learners)
+    )]
+    TimeOut {
+        /// The learners that are waited for, where that is known.
+        learners: Vec<usize>,
+        /// The time limit.
+        limit: Duration,
+    },
+    /// A learner has ended.
+    #[error("{} ended before the exchange was over", list(learners))]
+    Ended {
+        /// The learners.
+        learners: Vec<usize>,
+    },
+    /// Learners disagree about which round this is: a mistake in their use.
+    #[error("learners are in different rounds: some send to all, some to each")]
+    OutOfStep,
+    /// There is no round to finish.
+    #[error("no round was started")]
+    NotStarted,
+    /// The transport itself failed.
+    #[error("{transport}: {reason}")]
+    Transport {
+        /// Its name.
+        transport: &'static str,
+        /// What it said.
+        reason: String,
+    },
+}
+
+fn list(learners: &[usize]) -> String {
+    match learners {
+        [] => "some learner".to_owned(),
+        [learner] => format!("learner {learner}"),
+        [first, .., last] if last - first + 1 == learners.len() => format!("learners {first} to {last}"),
+        _ => format!("learners {}", learners.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// What is wrong with a message.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Too short for a message.
+    #[error("it ends early, after {length} bytes")]
+    Truncated {
+        /// Its length.
+        length: usize,
+    },
+    /// Written by another version.
+    #[error("it is of protocol version {actual}, expected {expected}")]
+    Version {
+        /// This version.
+        expected: u8,
+        /// The message's.
+        actual: u8,
+    },
+    /// Another round of the step.
+    #[error("it is of round {actual}, expected round {expected}")]
+    Round {
+        /// The round.
+        expected: u8,
+        /// The message's.
+        actual: u8,
+    },
+    /// Another step.
+    #[error("it is of step {actual}, expected step {expected}")]
+    Step {
+        /// The step.
+        expected: u64,
+        /// The message's.
+        actual: u64,
+    },
+    /// Another model or policy.
+    #[error("it is of another model or policy")]
+    Layout,
+    /// A message that another learner sent, or that was meant for another learner.
+    #[error("it was sent by learner {sender} to {}", receiver.map_or("all".to_owned(), |receiver| format!("learner {receiver}")))]
+    Misrouted {
+        /// Who sent it.
+        sender: usize,
+        /// To whom.
+        receiver: Option<usize>,
+    },
+    /// Damaged bytes.
+    #[error("its checksum does not match: it was damaged on its way")]
+    Checksum,
+    /// Contents that are not what the layers need.
+    #[error("{0}")]
+    Contents(#[from] DecodeError),
+    /// A whole frame that is not what was expected.
+    #[error("{0}")]
+    Frame(#[from] AverageError),
+    /// The sender could not send it because of an earlier failure.
+    #[error("it was not sent, because its sender had failed")]
+    Failed,
+}
+
+/// An exchange that did not take place. No gradient was written, and what was selected stays in the residuals.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ExchangeError {
+    /// Learners that were started differently.
+    #[error("learner {learner} does not fit learner 0: {what} is {actual}, but {expected} on learner 0")]
+    Disagreement {
+        /// The first learner that differs.
+        learner: usize,
+        /// In what.
+        what: String,
+        /// Learner 0's.
+        expected: String,
+        /// That learner's.
+        actual: String,
+    },
+    /// A message that some learner refused; every learner gets this error.
+    #[error("step {step}: learner {receiver} refused the message of learner {sender}: {reason}")]
+    Message {
+        /// The step.
+        step: u64,
+        /// Who sent it.
+        sender: usize,
+        /// Who refused it.
+        receiver: usize,
+        /// Why.
+        reason: String,
+    },
+    /// A treatment that the strategy cannot exchange.
+    #[error("parameter `{parameter}`: {strategy} cannot exchange top-k selections; use gather")]
+    Treatment {
+        /// The parameter.
+        parameter: String,
+        /// The strategy.
+        strategy: &'static str,
+    },
+    /// The bytes could not be moved.
+    #[error("step {step}: {cause}")]
+    Collective {
+        /// The step.
+        step: u64,
+        /// Why.
+        cause: CollectiveError,
+    },
+    /// A gradient that was refused.
+    #[error(transparent)]
+    Compress(#[from] CompressError),
+    /// An output that does not fit the layout.
+    #[error(transparent)]
+    Output(#[from] AverageError),
+    /// A state that could not be saved or loaded.
+    #[error(transparent)]
+    State(#[from] StateError),
+}

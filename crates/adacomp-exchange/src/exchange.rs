@@ -1,0 +1,225 @@
+//! A whole step: gradients in, the averaged gradient out.
+
+use crate::agreement;
+use crate::collective::{Collective, Incoming, Outgoing};
+use crate::error::{CollectiveError, ExchangeError};
+use crate::protocol::Protocol;
+use crate::strategy::Strategy;
+use crate::traffic::Traffic;
+use adacomp::{Codec, CompressError, Gradient, Layout, Outcome, Sending};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How to exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// How frames are written; only `gather` sends frames.
+    pub codec: Codec,
+    /// Layers are exchanged in groups of at least so many elements, each as soon as it has been given. Unless told, all
+    /// layers are one group.
+    pub group: usize,
+}
+
+impl From<Strategy> for Options {
+    fn from(strategy: Strategy) -> Self {
+        Self { strategy, codec: Codec::default(), group: usize::MAX }
+    }
+}
+
+/// Where the time of a step went.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Seconds {
+    /// Compressing gradients.
+    pub compress: f64,
+    /// Writing messages.
+    pub encode: f64,
+    /// Waiting for the collective.
+    pub wait: f64,
+    /// Reading messages and writing the averaged gradient.
+    pub decode: f64,
+}
+
+/// Learners that are hosted here, over a collective.
+///
+/// A step is begun by the first gradient that is given, and over when [`Exchange::finish`] returns. Layers can be given as
+/// the backward pass produces them; the result is the same to the bit.
+pub struct Exchange<C> {
+    collective: C,
+    protocol: Protocol,
+    /// Rounds under way: group and round, oldest first.
+    under_way: VecDeque<(usize, usize)>,
+    /// Groups whose first round has been started.
+    started: usize,
+    seconds: Seconds,
+    broken: Option<CollectiveError>,
+}
+
+impl<C: Collective> Exchange<C> {
+    /// Connects the learners. All must have been started with the same layout and options: if not, all get an error that
+    /// says which learner differs and in what.
+    pub fn new(
+        mut collective: C,
+        layout: impl Into<Arc<Layout>>,
+        options: impl Into<Options>,
+    ) -> Result<Self, ExchangeError> {
+        let (layout, Options { strategy, codec, group }) = (layout.into(), options.into());
+        let (learners, hosted) = (collective.learners(), collective.hosted());
+        let description = agreement::describe(&layout, strategy, codec, learners, group);
+        let failed = |cause| ExchangeError::Collective { step: 0, cause };
+        collective.start(Outgoing::ToAll(vec![description; hosted.len()])).map_err(failed)?;
+        match collective.finish().map_err(failed)? {
+            Incoming::ToAll(texts) => agreement::check(&texts)?,
+            Incoming::ToEach(_) => return Err(failed(CollectiveError::OutOfStep)),
+        }
+        let protocol = Protocol::new(layout, strategy, codec, learners, hosted, group)?;
+        Ok(Self {
+            collective,
+            protocol,
+            under_way: VecDeque::new(),
+            started: 0,
+            seconds: Seconds::default(),
+            broken: None,
+        })
+    }
+
+    /// The learners and their residuals.
+    pub fn protocol(&mut self) -> &mut Protocol {
+        &mut self.protocol
+    }
+
+    /// The collective, for another use. The residuals go.
+    pub fn into_collective(self) -> C {
+        self.collective
+    }
+
+    /// The collective: for bytes that are not gradients, between steps.
+    pub fn collective(&mut self) -> &mut C {
+        &mut self.collective
+    }
+
+    /// The bytes of a learner that is hosted here in the last step.
+    pub fn traffic(&self, learner: usize) -> Option<&Traffic> {
+        self.protocol.traffic(learner)
+    }
+
+    /// Where the time of the last step went.
+    pub fn seconds(&self) -> Seconds {
+        self.seconds
+    }
+
+    /// Has the next step send everything, in f32, or what is selected. All learners must do the same.
+    pub fn set_sending(&mut self, sending: Sending) {
+        self.protocol.set_sending(sending);
+    }
+
+    /// Gives one layer's gradient of a learner that is hosted here. Once all learners that are hosted here have given a
+    /// group of layers, it is on its way.
+    pub fn give(
+        &mut self,
+        learner: usize,
+        layer: usize,
+        gradient: Gradient<'_>,
+    ) -> Result<(), ExchangeError> {
+        self.check_whole()?;
+        if self.under_way.is_empty() && self.started == 0 && self.is_new() {
+            self.seconds = Seconds::default();
+        }
+        let start = Instant::now();
+        self.protocol.give(learner, layer, gradient)?;
+        self.seconds.compress += start.elapsed().as_secs_f64();
+        while self.started < self.protocol.groups() && self.protocol.is_given(self.started) {
+            self.start_round(self.started, 0)?;
+            self.started += 1;
+        }
+        Ok(())
+    }
+
+    fn is_new(&mut self) -> bool {
+        let learner = self.collective.hosted().start;
+        self.protocol.compressor(learner).is_some_and(|compressor| !compressor.is_open())
+    }
+
+    /// A whole step: for each learner that is hosted here the gradients of all layers.
+    pub fn exchange(
+        &mut self,
+        gradients: &[Vec<Gradient<'_>>],
+        output: &mut [&mut [f32]],
+    ) -> Result<Outcome, ExchangeError> {
+        for (learner, gradients) in self.collective.hosted().zip(gradients) {
+            for (layer, gradient) in gradients.iter().enumerate().rev() {
+                self.give(learner, layer, *gradient)?;
+            }
+        }
+        self.finish(output)
+    }
+
+    /// Ends the step: waits for all learners, and writes the averaged gradient into `output`, a slice for each layer.
+    pub fn finish(&mut self, output: &mut [&mut [f32]]) -> Result<Outcome, ExchangeError> {
+        self.check_whole()?;
+        self.protocol.check_output(output)?;
+        if self.started < self.protocol.groups() {
+            return Err(CompressError::Missing { parameters: self.protocol.not_given() }.into());
+        }
+        while let Some((group, round)) = self.under_way.pop_front() {
+            let incoming = self.wait()?;
+            let start = Instant::now();
+            self.protocol.incoming(group, round, &incoming);
+            self.seconds.decode += start.elapsed().as_secs_f64();
+            if round + 1 < self.protocol.rounds() {
+                self.start_round(group, round + 1)?;
+            }
+        }
+        self.started = 0;
+        let verdict = Outgoing::ToAll(self.protocol.verdict());
+        self.start(verdict)?;
+        match self.wait()? {
+            Incoming::ToAll(verdicts) => {
+                let start = Instant::now();
+                let outcome = self.protocol.conclude(&verdicts, output);
+                self.seconds.decode += start.elapsed().as_secs_f64();
+                outcome
+            }
+            Incoming::ToEach(_) => Err(self.break_off(CollectiveError::OutOfStep)),
+        }
+    }
+
+    fn start_round(&mut self, group: usize, round: usize) -> Result<(), ExchangeError> {
+        let start = Instant::now();
+        let outgoing = self.protocol.outgoing(group, round);
+        self.seconds.encode += start.elapsed().as_secs_f64();
+        self.under_way.push_back((group, round));
+        self.start(outgoing)
+    }
+
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), ExchangeError> {
+        self.collective.start(outgoing).map_err(|cause| self.break_off(cause))
+    }
+
+    fn wait(&mut self) -> Result<Incoming, ExchangeError> {
+        let start = Instant::now();
+        let incoming = self.collective.finish();
+        self.seconds.wait += start.elapsed().as_secs_f64();
+        incoming.map_err(|cause| self.break_off(cause))
+    }
+
+    /// The learners have lost each other: what was selected goes back into the residuals, and nothing more can be done here.
+    fn break_off(&mut self, cause: CollectiveError) -> ExchangeError {
+        let step = self.protocol.step();
+        self.protocol.drop_step();
+        self.under_way.clear();
+        self.broken = Some(cause.clone());
+        ExchangeError::Collective { step, cause }
+    }
+
+    fn check_whole(&self) -> Result<(), ExchangeError> {
+        match &self.broken {
+            Some(cause) => {
+                Err(ExchangeError::Collective { step: self.protocol.step(), cause: cause.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The paper's way: every learner's frame to all.
+
+use crate::error::Cause;
+use crate::protocol::{Member, Setting};
+use crate::strategy::{Addressing, Fault, Rounds};
+use adacomp::{AverageError, Averager, Expected, Outcome};
+
+#[derive(Default)]
+pub(crate) struct Gather {
+    averager: Option<Averager>,
+}
+
+impl Rounds for Gather {
+    fn addressing(&self) -> &'static [Addressing] {
+        &[Addressing::ToAll]
+    }
+
+    /// A frame has an envelope of its own.
+    fn in_envelopes(&self) -> bool {
+        false
+    }
+
+    fn send(
+        &mut self,
+        _round: usize,
+        setting: &Setting<'_>,
+        member: &mut Member,
+        receiver: usize,
+        message: &mut Vec<u8>,
+    ) {
+        let (compressor, learner) = (&mut member.compressor, member.learner as u32);
+        compressor
+            .encode_layers(setting.codec, learner, setting.step, setting.layers, message)
+            .expect("all layers of a group are given before its first round");
+        for &layer in setting.layers {
+            let bytes = member.compressor.statistics().nth(layer).map_or(0, |layer| layer.bytes);
+            member.count_sent(layer, receiver, false, bytes);
+        }
+    }
+
+    fn take_all(
+        &mut self,
+        _round: usize,
+        setting: &Setting<'_>,
+        members: &mut [Member],
+        contents: &[&[u8]],
+    ) -> Result<Option<usize>, Fault> {
+        let Some(first) = members.first() else { return Ok(None) };
+        let averager = self.averager.get_or_insert_with(|| Averager::new(first.compressor.layout().clone()));
+        let outcome = averager.check(setting.step, contents, Expected::Layers(setting.layers));
+        match outcome {
+            Ok(Outcome::Averaged) => Ok(None),
+            Ok(Outcome::NonFinite { learner }) => Ok(Some(learner as usize)),
+            Err(error) => {
+                let sender = match error {
+                    AverageError::Frame { learner, .. } | AverageError::Step { learner, .. } => learner,
+                    AverageError::Learner { expected, .. } => expected,
+                    _ => 0,
+                };
+                let cause = match error {
+                    AverageError::Frame { cause, .. } => Cause::Contents(cause),
+                    AverageError::Step { expected, actual, .. } => Cause::Step { expected, actual },
+                    AverageError::Learner { actual, .. } => {
+                        Cause::Misrouted { sender: actual as usize, receiver: None }
+                    }
+                    other => Cause::Frame(other),
+                };
+                Err(Fault { sender, cause })
+            }
+        }
+    }
+
+    fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
+        let layers = output.iter_mut().enumerate().filter(|(layer, _)| setting.layers.contains(layer));
+        let mut slices: Vec<&mut [f32]> = layers.map(|(_, slice)| &mut **slice).collect();
+        if let Some(averager) = &self.averager {
+            averager.write(&mut slices).expect("the frames and the output have been checked");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+#![doc = include_str!("../README.md")]
+
+mod agreement;
+mod collective;
+mod dense;
+mod error;
+mod exchange;
+mod gather;
+mod local;
+mod message;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod protocol;
+mod reduce;
+mod sharded;
+mod shares;
+mod state;
+mod strategy;
+mod sums;
+mod traffic;
+
+pub use collective::{Collective, Incoming, Outgoing};
+pub use error::{Cause, CollectiveError, ExchangeError};
+pub use exchange::{Exchange, Options, Seconds};
+pub use local::{Local, local};
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
+pub use protocol::Protocol;
+pub use state::LearnerState;
+pub use strategy::Strategy;
+pub use sums::{decode_sums, encode_sums};
+pub use traffic::{LayerTraffic, Traffic};

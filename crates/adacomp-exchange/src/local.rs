@@ -1,0 +1,169 @@
+//! Learners in one process, on as many threads as one likes.
+
+use crate::collective::{Collective, Incoming, Outgoing};
+use crate::error::CollectiveError;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Connects so many learners on so many threads: one collective for each thread, which hosts its share of the learners.
+/// Waiting takes at most `limit`.
+pub fn local(learners: usize, threads: usize, limit: Duration) -> Vec<Local> {
+    let threads = threads.clamp(1, learners.max(1));
+    let hosted: Vec<_> =
+        (0..threads).map(|thread| learners * thread / threads..learners * (thread + 1) / threads).collect();
+    let state = State { rounds: VecDeque::new(), first: 0, ended: vec![false; threads] };
+    let shared = Arc::new(Shared { hosted, state: Mutex::new(state), changed: Condvar::new() });
+    (0..threads)
+        .map(|thread| Local { shared: shared.clone(), thread, learners, limit, started: 0, finished: 0 })
+        .collect()
+}
+
+/// One thread's side of a [`local`] collective.
+#[derive(Debug)]
+pub struct Local {
+    shared: Arc<Shared>,
+    thread: usize,
+    learners: usize,
+    limit: Duration,
+    started: u64,
+    finished: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    hosted: Vec<Range<usize>>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Rounds that some thread has started and not all have finished.
+    rounds: VecDeque<Round>,
+    /// The number of the first of them.
+    first: u64,
+    ended: Vec<bool>,
+}
+
+/// What each thread has put into a round, and how many have taken it out.
+#[derive(Debug)]
+struct Round {
+    outgoing: Vec<Option<Shape>>,
+    finished: usize,
+}
+
+#[derive(Debug)]
+enum Shape {
+    ToAll(Vec<Arc<Vec<u8>>>),
+    ToEach(Vec<Vec<Vec<u8>>>),
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A thread that panicked is marked as ended by its `Drop`; the state itself is never left half-changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collective for Local {
+    fn learners(&self) -> usize {
+        self.learners
+    }
+
+    fn hosted(&self) -> Range<usize> {
+        self.shared.hosted[self.thread].clone()
+    }
+
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+        let threads = self.shared.hosted.len();
+        let mut state = self.shared.lock();
+        let index = (self.started - state.first) as usize;
+        while state.rounds.len() <= index {
+            state.rounds.push_back(Round { outgoing: (0..threads).map(|_| None).collect(), finished: 0 });
+        }
+        state.rounds[index].outgoing[self.thread] = Some(match outgoing {
+            Outgoing::ToAll(messages) => Shape::ToAll(messages.into_iter().map(Arc::new).collect()),
+            Outgoing::ToEach(messages) => Shape::ToEach(messages),
+        });
+        self.started += 1;
+        drop(state);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+        if self.finished == self.started {
+            return Err(CollectiveError::NotStarted);
+        }
+        let deadline = Instant::now() + self.limit;
+        let mut state = self.shared.lock();
+        loop {
+            let index = (self.finished - state.first) as usize;
+            let missing: Vec<usize> = (0..self.shared.hosted.len())
+                .filter(|&thread| state.rounds[index].outgoing[thread].is_none())
+                .collect();
+            if missing.is_empty() {
+                break;
+            }
+            let learners = |threads: &[usize]| -> Vec<usize> {
+                threads.iter().flat_map(|&thread| self.shared.hosted[thread].clone()).collect()
+            };
+            let ended: Vec<usize> = missing.iter().copied().filter(|&thread| state.ended[thread]).collect();
+            if !ended.is_empty() {
+                return Err(CollectiveError::Ended { learners: learners(&ended) });
+            }
+            let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+            else {
+                return Err(CollectiveError::TimeOut { learners: learners(&missing), limit: self.limit });
+            };
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let index = (self.finished - state.first) as usize;
+        let incoming = take(&mut state.rounds[index], self.hosted());
+        self.finished += 1;
+        state.rounds[index].finished += 1;
+        while state.rounds.front().is_some_and(|round| round.finished == self.shared.hosted.len()) {
+            state.rounds.pop_front();
+            state.first += 1;
+        }
+        incoming
+    }
+}
+
+/// What a round has for these learners.
+fn take(round: &mut Round, hosted: Range<usize>) -> Result<Incoming, CollectiveError> {
+    let shapes = round.outgoing.iter_mut().flatten();
+    let mut to_all = Vec::new();
+    let mut to_each: Vec<Vec<Vec<u8>>> = vec![Vec::new(); hosted.len()];
+    let (mut all, mut each) = (false, false);
+    for shape in shapes {
+        match shape {
+            Shape::ToAll(messages) => {
+                all = true;
+                to_all.extend(messages.iter().cloned());
+            }
+            Shape::ToEach(senders) => {
+                each = true;
+                for messages in senders {
+                    for (receiver, taken) in hosted.clone().zip(&mut to_each) {
+                        taken.push(messages.get_mut(receiver).map(std::mem::take).unwrap_or_default());
+                    }
+                }
+            }
+        }
+    }
+    match (all, each) {
+        (true, false) => Ok(Incoming::ToAll(to_all)),
+        (false, true) => Ok(Incoming::ToEach(to_each)),
+        _ => Err(CollectiveError::OutOfStep),
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.shared.lock().ended[self.thread] = true;
+        self.shared.changed.notify_all();
+    }
+}

@@ -1,0 +1,166 @@
+//! Learners on many machines, by MPI: one learner a process.
+//!
+//! MPI lives on a thread of its own. It moves bytes while the learner works, and a learner that waits for others can stop
+//! waiting: MPI's own calls know no time limit.
+
+use crate::collective::{Collective, Incoming, Outgoing};
+use crate::error::CollectiveError;
+use mpi::Threading;
+use mpi::datatype::{Partition, PartitionMut};
+use mpi::traits::{Communicator, CommunicatorCollectives};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// This process as one of MPI's learners.
+#[derive(Debug)]
+pub struct Mpi {
+    learner: usize,
+    learners: usize,
+    limit: Duration,
+    outgoing: Option<Sender<Outgoing>>,
+    incoming: Receiver<Result<Incoming, CollectiveError>>,
+    thread: Option<JoinHandle<()>>,
+    under_way: usize,
+    lost: bool,
+}
+
+impl Mpi {
+    /// Starts MPI. Waiting for other learners takes at most `limit` each time.
+    pub fn start(limit: Duration) -> Result<Self, CollectiveError> {
+        let (outgoing, requests) = channel();
+        let (replies, incoming) = channel();
+        let (introduce, introduced) = channel();
+        let thread = std::thread::Builder::new()
+            .name("mpi".to_owned())
+            .spawn(move || serve(&introduce, &requests, &replies))
+            .map_err(|error| failed(&error.to_string()))?;
+        let (learner, learners) = introduced
+            .recv_timeout(limit)
+            .map_err(|_| failed("did not start; is this process run by mpirun?"))?
+            .ok_or_else(|| failed("is initialised already, by other code of this process"))?;
+        let (outgoing, thread) = (Some(outgoing), Some(thread));
+        Ok(Self { learner, learners, limit, outgoing, incoming, thread, under_way: 0, lost: false })
+    }
+}
+
+fn failed(reason: &str) -> CollectiveError {
+    CollectiveError::Transport { transport: "mpi", reason: reason.to_owned() }
+}
+
+/// The thread on which MPI lives: says who it is, then moves bytes until there are no more requests.
+fn serve(
+    introduce: &Sender<Option<(usize, usize)>>,
+    requests: &Receiver<Outgoing>,
+    replies: &Sender<Result<Incoming, CollectiveError>>,
+) {
+    let Some((universe, _)) = mpi::initialize_with_threading(Threading::Funneled) else {
+        let _ = introduce.send(None);
+        return;
+    };
+    let world = universe.world();
+    let _ = introduce.send(Some((world.rank() as usize, world.size() as usize)));
+    for outgoing in requests {
+        let incoming = match outgoing {
+            Outgoing::ToAll(mut messages) => gather(&world, messages.pop().unwrap_or_default()),
+            Outgoing::ToEach(mut messages) => to_each(&world, &messages.pop().unwrap_or_default()),
+        };
+        if replies.send(incoming).is_err() {
+            return;
+        }
+    }
+}
+
+/// The sizes of messages as MPI wants them: 32-bit counts and offsets.
+fn counts(lengths: impl Iterator<Item = usize>) -> Result<Vec<i32>, CollectiveError> {
+    let counts: Vec<i32> = lengths
+        .map(|length| {
+            i32::try_from(length).map_err(|_| failed("a message is longer than 2 GiB; use smaller groups"))
+        })
+        .collect::<Result<_, _>>()?;
+    match counts.iter().try_fold(0i32, |sum, count| sum.checked_add(*count)) {
+        Some(_) => Ok(counts),
+        None => Err(failed("the messages of a round are longer than 2 GiB; use smaller groups")),
+    }
+}
+
+fn offsets(counts: &[i32]) -> Vec<i32> {
+    counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect()
+}
+
+fn cut(bytes: &[u8], counts: &[i32]) -> Vec<Vec<u8>> {
+    let cuts = counts.iter().zip(offsets(counts));
+    cuts.map(|(&count, offset)| bytes[offset as usize..(offset + count) as usize].to_vec()).collect()
+}
+
+fn gather(world: &impl CommunicatorCollectives, message: Vec<u8>) -> Result<Incoming, CollectiveError> {
+    let length = message.len() as u64;
+    let mut lengths = vec![0u64; world.size() as usize];
+    world.all_gather_into(&length, &mut lengths[..]);
+    let counts = counts(lengths.into_iter().map(|length| length as usize))?;
+    let mut bytes = vec![0u8; counts.iter().sum::<i32>() as usize];
+    let offsets = offsets(&counts);
+    let mut partition = PartitionMut::new(&mut bytes[..], &counts[..], &offsets[..]);
+    world.all_gather_varcount_into(&message[..], &mut partition);
+    Ok(Incoming::ToAll(cut(&bytes, &counts).into_iter().map(Arc::new).collect()))
+}
+
+fn to_each(world: &impl CommunicatorCollectives, messages: &[Vec<u8>]) -> Result<Incoming, CollectiveError> {
+    let own: Vec<u64> = messages.iter().map(|message| message.len() as u64).collect();
+    let mut lengths = vec![0u64; world.size() as usize];
+    world.all_to_all_into(&own[..], &mut lengths[..]);
+    let sent = messages.concat();
+    let sent_counts = counts(messages.iter().map(Vec::len))?;
+    let received_counts = counts(lengths.into_iter().map(|length| length as usize))?;
+    let mut received = vec![0u8; received_counts.iter().sum::<i32>() as usize];
+    let (sent_offsets, received_offsets) = (offsets(&sent_counts), offsets(&received_counts));
+    let sent = Partition::new(&sent[..], &sent_counts[..], &sent_offsets[..]);
+    let mut partition = PartitionMut::new(&mut received[..], &received_counts[..], &received_offsets[..]);
+    world.all_to_all_varcount_into(&sent, &mut partition);
+    Ok(Incoming::ToEach(vec![cut(&received, &received_counts)]))
+}
+
+impl Collective for Mpi {
+    fn learners(&self) -> usize {
+        self.learners
+    }
+
+    fn hosted(&self) -> Range<usize> {
+        self.learner..self.learner + 1
+    }
+
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+        let gone = || failed("has ended");
+        self.outgoing.as_ref().ok_or_else(gone)?.send(outgoing).map_err(|_| gone())?;
+        self.under_way += 1;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+        if self.under_way == 0 {
+            return Err(CollectiveError::NotStarted);
+        }
+        self.under_way -= 1;
+        let incoming = self.incoming.recv_timeout(self.limit).unwrap_or_else(|error| match error {
+            // Who it is that does not answer, MPI does not say.
+            RecvTimeoutError::Timeout => {
+                Err(CollectiveError::TimeOut { learners: Vec::new(), limit: self.limit })
+            }
+            RecvTimeoutError::Disconnected => Err(failed("has ended")),
+        });
+        self.lost |= incoming.is_err();
+        incoming
+    }
+}
+
+impl Drop for Mpi {
+    fn drop(&mut self) {
+        self.outgoing = None;
+        // MPI ends with its thread; but one that waits for a lost learner never would.
+        if let Some(thread) = self.thread.take().filter(|_| !self.lost && self.under_way == 0) {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! The messages of a step, without I/O: which bytes go to whom, and what becomes of those that come.
+//!
+//! Threads, MPI, PyTorch's process groups and tests all drive the same code: for every group of layers, round by round,
+//! they carry what [`Protocol::outgoing`] gives to where it belongs and hand what came to [`Protocol::incoming`]; at the end
+//! they carry everybody's [`Protocol::verdict`] to all, and [`Protocol::conclude`] ends the step in the same way on every
+//! learner.
+//!
+//! Whatever happens, every learner takes part in the same rounds: one that has refused a message, or whose gradient is not
+//! finite, sends envelopes that say so.
+
+use crate::collective::{Incoming, Outgoing};
+use crate::error::{Cause, ExchangeError};
+use crate::message::{Context, Flag};
+use crate::shares::share;
+use crate::strategy::{Addressing, Fault, Rounds, Strategy};
+use crate::traffic::Traffic;
+use adacomp::{
+    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Parameter, Sending,
+    Treatment,
+};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One learner that is hosted here.
+pub(crate) struct Member {
+    pub(crate) learner: usize,
+    /// Its place among those that are hosted here.
+    pub(crate) position: usize,
+    pub(crate) compressor: Compressor,
+    /// What it keeps as an owner: the residuals of its shares of averaged gradients.
+    pub(crate) owner: Option<Compressor>,
+    pub(crate) traffic: Traffic,
+    fault: Option<Fault>,
+}
+
+/// What a round needs to know.
+pub(crate) struct Setting<'a> {
+    pub(crate) layout: &'a Layout,
+    /// The layers of the group, ascending.
+    pub(crate) layers: &'a [usize],
+    pub(crate) learners: usize,
+    pub(crate) step: u64,
+    pub(crate) codec: Codec,
+    everything: bool,
+}
+
+impl Setting<'_> {
+    /// Whether a layer is sent whole in this step.
+    pub(crate) fn is_whole(&self, layer: usize) -> bool {
+        self.everything || !self.layout[layer].treatment.selects()
+    }
+
+    /// The elements of a layer that a learner owns.
+    pub(crate) fn share(&self, layer: usize, owner: usize) -> Range<usize> {
+        share(&self.layout[layer], owner, self.learners)
+    }
+}
+
+/// Layers that are exchanged together.
+struct Group {
+    layers: Vec<usize>,
+    rounds: Box<dyn Rounds>,
+    /// Gradients that are still to be given, of all learners that are hosted here.
+    missing: usize,
+}
+
+/// The learners that are hosted here, in a step.
+pub struct Protocol {
+    layout: Arc<Layout>,
+    strategy: Strategy,
+    codec: Codec,
+    learners: usize,
+    members: Vec<Member>,
+    groups: Vec<Group>,
+    step: u64,
+    sending: Sending,
+    /// The first learner whose gradient is not finite.
+    non_finite: Option<usize>,
+}
+
+impl Protocol {
+    /// The learners of `hosted`, of so many in all. Layers are exchanged in groups of at least `group` elements, the last
+    /// layers first, because the backward pass produces these first.
+    pub fn new(
+        layout: impl Into<Arc<Layout>>,
+        strategy: Strategy,
+        codec: Codec,
+        learners: usize,
+        hosted: Range<usize>,
+        group: usize,
+    ) -> Result<Self, ExchangeError> {
+        let layout = layout.into();
+        let is_top_k = |layer: &&Layer| matches!(layer.treatment, Treatment::TopK(_));
+        if let (Strategy::Reduce | Strategy::Sharded, Some(layer)) =
+            (strategy, layout.layers().iter().find(is_top_k))
+        {
+            let parameter = layer.name().to_owned();
+            return Err(ExchangeError::Treatment { parameter, strategy: strategy.name() });
+        }
+        let members = hosted.clone().map(|learner| Member {
+            learner,
+            position: learner - hosted.start,
+            compressor: Compressor::new(layout.clone()),
+            owner: (strategy == Strategy::Sharded)
+                .then(|| Compressor::new(owner_layout(&layout, learner, learners))),
+            traffic: Traffic::default(),
+            fault: None,
+        });
+        let groups = cut_groups(&layout, group).into_iter().map(|layers| Group {
+            layers,
+            rounds: strategy.rounds(),
+            missing: 0,
+        });
+        let mut protocol = Self {
+            members: members.collect(),
+            groups: groups.collect(),
+            layout,
+            strategy,
+            codec,
+            learners,
+            step: 0,
+            sending: Sending::Selected,
+            non_finite: None,
+        };
+        protocol.begin_at(0, Sending::Selected);
+        Ok(protocol)
+    }
+
+    /// The layers.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// How gradients are exchanged.
+    pub fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    /// How many learners there are.
+    pub fn learners(&self) -> usize {
+        self.learners
+    }
+
+    /// The learners that are hosted here.
+    pub fn hosted(&self) -> Range<usize> {
+        let first = self.members.first().map_or(0, |member| member.learner);
+        first..first + self.members.len()
+    }
+
+    /// The step that is going on.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The number of groups of layers.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The number of rounds of each group.
+    pub fn rounds(&self) -> usize {
+        self.groups.first().map_or(0, |group| group.rounds.addressing().len())
+    }
+
+    /// The compressor of a learner that is hosted here.
+    pub fn compressor(&mut self, learner: usize) -> Option<&mut Compressor> {
+        self.members.iter_mut().find(|member| member.learner == learner).map(|member| &mut member.compressor)
+    }
+
+    /// What a learner that is hosted here keeps as an owner; its layers are its shares.
+    pub fn owner(&mut self, learner: usize) -> Option<&mut Compressor> {
+        self.members.iter_mut().find(|member| member.learner == learner)?.owner.as_mut()
+    }
+
+    /// The bytes of a learner that is hosted here, in the step that is going on or has just ended.
+    pub fn traffic(&self, learner: usize) -> Option<&Traffic> {
+        self.members.iter().find(|member| member.learner == learner).map(|member| &member.traffic)
+    }
+
+    /// Has the step that is going on send everything, or what is selected. Nothing must have been given yet.
+    pub fn set_sending(&mut self, sending: Sending) {
+        self.sending = sending;
+    }
+
+    /// Goes on with this step.
+    pub(crate) fn set_step(&mut self, step: u64) {
+        self.begin_at(step, self.sending);
+    }
+
+    fn begin_at(&mut self, step: u64, sending: Sending) {
+        (self.step, self.sending, self.non_finite) = (step, sending, None);
+        self.members.iter_mut().for_each(|member| member.fault = None);
+        for group in &mut self.groups {
+            group.missing = group.layers.len() * self.members.len();
+        }
+    }
+
+    /// One layer's gradient of a learner that is hosted here. Every group must be given before its first round.
+    pub fn give(
+        &mut self,
+        learner: usize,
+        layer: usize,
+        gradient: Gradient<'_>,
+    ) -> Result<(), CompressError> {
+        let sending = if self.strategy == Strategy::Dense { Sending::Everything } else { self.sending };
+        let layers = self.layout.len();
+        let member = self.members.iter_mut().find(|member| member.learner == learner);
+        let member =
+            member.ok_or_else(|| CompressError::Unknown { parameter: format!("of learner {learner}") })?;
+        if !member.compressor.is_open() {
+            member.traffic.clear(layers);
+        }
+        member.compressor.compress_layer(layer, gradient, sending)?;
+        if let Some(group) = self.groups.iter_mut().find(|group| group.layers.contains(&layer)) {
+            group.missing -= 1;
+        }
+        Ok(())
+    }
+
+    /// Whether all gradients of a group have been given.
+    pub fn is_given(&self, group: usize) -> bool {
+        self.groups[group].missing == 0
+    }
+
+    /// The names of parameters of which some gradient has not been given.
+    pub(crate) fn not_given(&self) -> Vec<String> {
+        let given =
+            |layer: usize| self.members.iter().all(|member| member.compressor.packet(layer).is_some());
+        let missing = (0..self.layout.len()).filter(|&layer| !given(layer));
+        missing.map(|layer| self.layout[layer].name().to_owned()).collect()
+    }
+
+    /// What the learners that are hosted here send in a round.
+    pub fn outgoing(&mut self, group: usize, round: usize) -> Outgoing {
+        let (envelopes, rounds, members) = parts(self, group);
+        let addressing = rounds.addressing()[round];
+        let mut each_to = |member: &mut Member, receiver: Option<usize>| {
+            let statistics = |layer: &usize| member.compressor.statistics().nth(*layer);
+            let finite =
+                !envelopes.setting.layers.iter().filter_map(statistics).any(|layer| layer.bad_bins > 0);
+            let flag = match &member.fault {
+                Some(_) => Flag::Failed,
+                None if !finite || envelopes.known_non_finite => Flag::NonFinite,
+                None => Flag::Good,
+            };
+            let context = envelopes.context(group, round, member.learner, receiver);
+            let mut message = if rounds.in_envelopes() { context.begin(flag) } else { Vec::new() };
+            if flag == Flag::Good || !rounds.in_envelopes() {
+                rounds.send(
+                    round,
+                    &envelopes.setting,
+                    member,
+                    receiver.unwrap_or(member.learner),
+                    &mut message,
+                );
+            }
+            if rounds.in_envelopes() {
+                context.seal(&mut message);
+            }
+            if receiver != Some(member.learner) {
+                member.traffic.sent += message.len() as u64;
+            }
+            message
+        };
+        match addressing {
+            Addressing::ToAll => {
+                Outgoing::ToAll(members.iter_mut().map(|member| each_to(member, None)).collect())
+            }
+            Addressing::ToEach => {
+                let learners = envelopes.setting.learners;
+                let to_each =
+                    |member: &mut Member| (0..learners).map(|to| each_to(member, Some(to))).collect();
+                Outgoing::ToEach(members.iter_mut().map(to_each).collect())
+            }
+        }
+    }
+
+    /// Takes what came of a round. What is wrong with it comes out in the verdict.
+    pub fn incoming(&mut self, group: usize, round: usize, incoming: &Incoming) {
+        let (envelopes, rounds, members) = parts(self, group);
+        let mut non_finite = None;
+        match incoming {
+            Incoming::ToAll(messages) => {
+                let messages: Vec<&[u8]> = messages.iter().map(|message| message.as_slice()).collect();
+                for member in members.iter_mut() {
+                    member.count_received(&messages);
+                }
+                let opened = envelopes.open_all(rounds.in_envelopes(), group, round, None, &messages);
+                let result = opened.and_then(|opened| {
+                    non_finite = opened.non_finite;
+                    if non_finite.is_some() || envelopes.known_non_finite {
+                        return Ok(());
+                    }
+                    let taken = rounds.take_all(round, &envelopes.setting, members, &opened.contents)?;
+                    non_finite = taken;
+                    Ok(())
+                });
+                if let Err(fault) = result {
+                    members.iter_mut().for_each(|member| member.refuse(&fault));
+                }
+            }
+            Incoming::ToEach(messages) => {
+                for (member, messages) in members.iter_mut().zip(messages) {
+                    let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+                    member.count_received(&messages);
+                    let receiver = Some(member.learner);
+                    let opened = envelopes.open_all(rounds.in_envelopes(), group, round, receiver, &messages);
+                    let result = opened.and_then(|opened| {
+                        non_finite = non_finite.or(opened.non_finite);
+                        if opened.non_finite.is_some() || envelopes.known_non_finite {
+                            return Ok(());
+                        }
+                        rounds.take_each(round, &envelopes.setting, member, &opened.contents)
+                    });
+                    if let Err(fault) = result {
+                        member.refuse(&fault);
+                    }
+                }
+            }
+        }
+        self.non_finite = self.non_finite.or(non_finite);
+    }
+
+    /// What each learner that is hosted here says of the step: nothing if it has refused nothing.
+    pub fn verdict(&self) -> Vec<Vec<u8>> {
+        let verdict = |member: &Member| match &member.fault {
+            None => Vec::new(),
+            Some(fault) => {
+                let kind = if fault.cause == Cause::Failed { SECONDARY } else { PRIMARY };
+                let sender = (fault.sender as u32).to_le_bytes();
+                [&[kind], &sender[..], fault.cause.to_string().as_bytes()].concat()
+            }
+        };
+        self.members.iter().map(verdict).collect()
+    }
+
+    /// Ends the step as all learners' verdicts say. The output, a slice for each layer, is written only if the gradient was
+    /// averaged.
+    pub fn conclude(
+        &mut self,
+        verdicts: &[Arc<Vec<u8>>],
+        output: &mut [&mut [f32]],
+    ) -> Result<Outcome, ExchangeError> {
+        self.check_output(output)?;
+        let step = self.step;
+        if let Some(error) = failure(step, verdicts) {
+            self.drop_step();
+            return Err(error);
+        }
+        if let Some(learner) = self.non_finite {
+            self.drop_step();
+            return Ok(Outcome::NonFinite { learner: learner as u32 });
+        }
+        for group in 0..self.groups.len() {
+            let (envelopes, rounds, _) = parts(self, group);
+            rounds.write(&envelopes.setting, output);
+        }
+        for member in &mut self.members {
+            member.compressor.commit()?;
+            if let Some(owner) = member.owner.as_mut().filter(|owner| owner.is_open()) {
+                owner.commit()?;
+            }
+        }
+        self.begin_at(step + 1, Sending::Selected);
+        Ok(Outcome::Averaged)
+    }
+
+    /// Ends the step without using it. Where learners cannot agree on that, none of them can go on.
+    pub fn drop_step(&mut self) {
+        for member in &mut self.members {
+            member.compressor.drop_step();
+            if let Some(owner) = &mut member.owner {
+                owner.drop_step();
+            }
+        }
+        self.begin_at(self.step + 1, Sending::Selected);
+    }
+
+    pub(crate) fn check_output(&self, output: &[&mut [f32]]) -> Result<(), AverageError> {
+        for position in 0..self.layout.len().max(output.len()) {
+            let expected = self.layout.layers().get(position).map(Layer::elements);
+            let actual = output.get(position).map(|slice| slice.len());
+            if expected != actual {
+                let (expected, actual) = (expected.unwrap_or(0), actual.unwrap_or(0));
+                return Err(AverageError::Output { position, expected, actual });
+            }
+        }
+        Ok(())
+    }
+}
+
+const PRIMARY: u8 = 1;
+const SECONDARY: u8 = 2;
+
+/// The error that the verdicts amount to: the first that is not just a consequence of another.
+fn failure(step: u64, verdicts: &[Arc<Vec<u8>>]) -> Option<ExchangeError> {
+    let refused = || verdicts.iter().enumerate().filter(|(_, verdict)| !verdict.is_empty());
+    let primary = refused().find(|(_, verdict)| verdict[0] == PRIMARY);
+    let (receiver, verdict) = primary.or_else(|| refused().next())?;
+    let sender = verdict
+        .get(1..5)
+        .and_then(|bytes| bytes.first_chunk())
+        .map_or(u32::MAX, |bytes| u32::from_le_bytes(*bytes));
+    let reason = String::from_utf8_lossy(verdict.get(5..).unwrap_or_default()).into_owned();
+    Some(ExchangeError::Message { step, sender: sender as usize, receiver, reason })
+}
+
+impl Member {
+    fn refuse(&mut self, fault: &Fault) {
+        // The first fault is the cause of those that follow.
+        self.fault.get_or_insert_with(|| fault.clone());
+    }
+
+    /// Counts a layer's bytes in a message that goes to one learner or to all.
+    pub(crate) fn count_sent(&mut self, layer: usize, receiver: usize, to_each: bool, bytes: usize) {
+        if !to_each || receiver != self.learner {
+            self.traffic.layers[layer].sent += bytes as u64;
+        }
+    }
+
+    /// Counts a layer's bytes in the messages of all learners, by what is left of them before and after it.
+    pub(crate) fn count_received_layer(&mut self, layer: usize, before: &[&[u8]], after: &[&[u8]]) {
+        let lengths = before.iter().zip(after).enumerate().filter(|(sender, _)| *sender != self.learner);
+        let bytes: usize = lengths.map(|(_, (before, after))| before.len() - after.len()).sum();
+        self.traffic.layers[layer].received += bytes as u64;
+    }
+
+    fn count_received(&mut self, messages: &[&[u8]]) {
+        let others = messages.iter().enumerate().filter(|(sender, _)| *sender != self.learner);
+        self.traffic.received += others.map(|(_, message)| message.len() as u64).sum::<u64>();
+    }
+}
+
+/// A setting, and what envelopes need on top.
+struct Envelopes<'a> {
+    setting: Setting<'a>,
+    known_non_finite: bool,
+}
+
+struct Opened<'a> {
+    contents: Vec<&'a [u8]>,
+    non_finite: Option<usize>,
+}
+
+impl Envelopes<'_> {
+    fn context(&self, group: usize, round: usize, sender: usize, receiver: Option<usize>) -> Context {
+        Context {
+            fingerprint: self.setting.layout.fingerprint(),
+            step: self.setting.step,
+            group: group as u32,
+            round: round as u8,
+            everything: self.setting.everything,
+            sender,
+            receiver,
+        }
+    }
+
+    fn open_all<'m>(
+        &self,
+        in_envelopes: bool,
+        group: usize,
+        round: usize,
+        receiver: Option<usize>,
+        messages: &[&'m [u8]],
+    ) -> Result<Opened<'m>, Fault> {
+        let mut opened = Opened { contents: messages.to_vec(), non_finite: None };
+        if !in_envelopes {
+            return Ok(opened);
+        }
+        for (sender, contents) in opened.contents.iter_mut().enumerate() {
+            let context = self.context(group, round, sender, receiver);
+            let flag;
+            (flag, *contents) =
+                context.open(contents, self.setting.learners).map_err(|cause| Fault { sender, cause })?;
+            match flag {
+                Flag::Good => {}
+                Flag::NonFinite => opened.non_finite = opened.non_finite.or(Some(sender)),
+                Flag::Failed => return Err(Fault { sender, cause: Cause::Failed }),
+            }
+        }
+        Ok(opened)
+    }
+}
+
+/// The parts of a protocol that a group's round works with.
+fn parts(protocol: &mut Protocol, group: usize) -> (Envelopes<'_>, &mut dyn Rounds, &mut [Member]) {
+    let Protocol { layout, codec, learners, members, groups, step, sending, non_finite, strategy } = protocol;
+    let Group { layers, rounds, .. } = &mut groups[group];
+    let everything = *sending == Sending::Everything || *strategy == Strategy::Dense;
+    let setting = Setting { layout, layers, learners: *learners, step: *step, codec: *codec, everything };
+    (Envelopes { setting, known_non_finite: non_finite.is_some() }, rounds.as_mut(), members)
+}
+
+/// Consecutive layers, from the last to the first, of at least so many elements together.
+fn cut_groups(layout: &Layout, elements: usize) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut size = usize::MAX;
+    for layer in (0..layout.len()).rev() {
+        if size >= elements {
+            groups.push(Vec::new());
+            size = 0;
+        }
+        if let Some(group) = groups.last_mut() {
+            group.insert(0, layer);
+        }
+        size += layout[layer].elements();
+    }
+    groups
+}
+
+/// A learner's shares of all layers, as layers of their own.
+pub(crate) fn owner_layout(layout: &Layout, owner: usize, learners: usize) -> Layout {
+    let layers = layout.layers().iter().map(|layer| {
+        let elements = share(layer, owner, learners).len();
+        Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment: layer.treatment }
+    });
+    Layout::new(layers.collect(), layout.soft_threshold()).expect("shares of valid layers are valid layers")
+}

@@ -1,0 +1,159 @@
+//! Compression twice: by the learners, and by the owners of shares of the average.
+
+use crate::dense::{Whole, check_used_up, read_values, slot, write_values};
+use crate::protocol::{Member, Setting};
+use crate::strategy::{Addressing, Fault, Rounds};
+use adacomp::codec::{decode_range, encode_range};
+use adacomp::{DecodeError, Packet, Selected, Sending, Sparse};
+use std::ops::Range;
+
+#[derive(Default)]
+pub(crate) struct Sharded {
+    whole: Whole,
+    /// By position of the layer in the group: what each owner sent.
+    results: Vec<Vec<OwnerResult>>,
+    average: Vec<f32>,
+    selected: Vec<Selected>,
+}
+
+#[derive(Default)]
+struct OwnerResult {
+    scale: f32,
+    selected: Vec<Selected>,
+}
+
+impl Rounds for Sharded {
+    fn addressing(&self) -> &'static [Addressing] {
+        &[Addressing::ToEach, Addressing::ToAll]
+    }
+
+    fn send(
+        &mut self,
+        round: usize,
+        setting: &Setting<'_>,
+        member: &mut Member,
+        receiver: usize,
+        message: &mut Vec<u8>,
+    ) {
+        for (index, &layer) in setting.layers.iter().enumerate() {
+            let start = message.len();
+            let share = setting.share(layer, receiver);
+            match (setting.is_whole(layer), round) {
+                (true, 0) => self.whole.send_share(member, layer, share, message),
+                (true, _) => self.whole.send_average((member.position, index), message),
+                (false, 0) => send_selection(member.compressor.packet(layer), share, message),
+                // The owner's layer is the share alone, so its indices start at 0.
+                (false, _) => {
+                    let packet = member.owner.as_ref().and_then(|owner| owner.packet(layer));
+                    send_selection(packet, 0..share.len(), message);
+                }
+            }
+            member.count_sent(layer, receiver, round == 0, message.len() - start);
+        }
+    }
+
+    fn take_each(
+        &mut self,
+        _round: usize,
+        setting: &Setting<'_>,
+        member: &mut Member,
+        contents: &[&[u8]],
+    ) -> Result<(), Fault> {
+        let mut contents = contents.to_vec();
+        for (index, &layer) in setting.layers.iter().enumerate() {
+            let before = contents.clone();
+            let share = setting.share(layer, member.learner);
+            if setting.is_whole(layer) {
+                self.whole.take_shares((member.position, index), share, &mut contents)?;
+            } else {
+                self.average.clear();
+                self.average.resize(share.len(), 0.0);
+                for (sender, bytes) in contents.iter_mut().enumerate() {
+                    self.selected.clear();
+                    let scale = take_selection(bytes, layer, share.clone(), &mut self.selected)
+                        .map_err(|cause| Fault { sender, cause: cause.into() })?;
+                    for element in &self.selected {
+                        let value = if element.is_negative() { -scale } else { scale };
+                        self.average[element.index() - share.start] += value;
+                    }
+                }
+                let factor = 1.0 / setting.learners as f32;
+                self.average.iter_mut().for_each(|value| *value *= factor);
+                if let Some(owner) = &mut member.owner {
+                    let sent = owner.compress_layer(layer, self.average.as_slice().into(), Sending::Selected);
+                    // Only a sum of scales that overflows can be refused here.
+                    let finite = sent.is_ok() && owner.is_finite();
+                    if !finite {
+                        let cause = DecodeError::Value { layer }.into();
+                        return Err(Fault { sender: member.learner, cause });
+                    }
+                }
+            }
+            member.count_received_layer(layer, &before, &contents);
+        }
+        check_used_up(&contents)
+    }
+
+    fn take_all(
+        &mut self,
+        _round: usize,
+        setting: &Setting<'_>,
+        members: &mut [Member],
+        contents: &[&[u8]],
+    ) -> Result<Option<usize>, Fault> {
+        let mut contents = contents.to_vec();
+        for (index, &layer) in setting.layers.iter().enumerate() {
+            let before = contents.clone();
+            if setting.is_whole(layer) {
+                self.whole.take_averages(setting, index, &mut contents)?;
+            } else {
+                let results = slot(&mut self.results, index);
+                for (owner, bytes) in contents.iter_mut().enumerate() {
+                    let result = slot(results, owner);
+                    result.selected.clear();
+                    let share = setting.share(layer, owner);
+                    result.scale = take_selection(bytes, layer, 0..share.len(), &mut result.selected)
+                        .map_err(|cause| Fault { sender: owner, cause: cause.into() })?;
+                }
+            }
+            members.iter_mut().for_each(|member| member.count_received_layer(layer, &before, &contents));
+        }
+        check_used_up(&contents).map(|()| None)
+    }
+
+    fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
+        for (index, &layer) in setting.layers.iter().enumerate() {
+            if setting.is_whole(layer) {
+                self.whole.write(index, output[layer]);
+                continue;
+            }
+            output[layer].fill(0.0);
+            for (owner, OwnerResult { scale, selected }) in self.results[index].iter().enumerate() {
+                let packet = Packet::Sparse(Sparse { values: [*scale, -scale], selected });
+                packet.add_to(&mut output[layer][setting.share(layer, owner)]);
+            }
+        }
+    }
+}
+
+fn send_selection(packet: Option<Packet<'_>>, share: Range<usize>, message: &mut Vec<u8>) {
+    if let Some(Packet::Sparse(sparse)) = packet {
+        write_values(&sparse.values[..1], message);
+        encode_range(sparse.within(share.clone()).selected, share, message);
+    }
+}
+
+/// A scale and selected elements from the front of `bytes`, which move past them.
+fn take_selection(
+    bytes: &mut &[u8],
+    layer: usize,
+    share: Range<usize>,
+    selected: &mut Vec<Selected>,
+) -> Result<f32, DecodeError> {
+    let scale = read_values(bytes, 1)?.next().unwrap_or(f32::NAN);
+    if !(scale.is_finite() && scale.is_sign_positive()) {
+        return Err(DecodeError::Value { layer });
+    }
+    decode_range(bytes, share, layer, selected)?;
+    Ok(scale)
+}

@@ -1,0 +1,65 @@
+//! Carrying messages by hand, so that anything can be done to them.
+
+use crate::support::{gradient, model, output, slices};
+use adacomp::{Codec, Outcome};
+use adacomp_exchange::{ExchangeError, Incoming, Outgoing, Protocol, Strategy};
+use std::sync::Arc;
+
+/// One protocol for each learner, each hosting one.
+pub(crate) fn protocols(learners: usize, strategy: Strategy) -> Vec<Protocol> {
+    (0..learners)
+        .map(|learner| {
+            Protocol::new(model(), strategy, Codec::Rice, learners, learner..learner + 1, usize::MAX).unwrap()
+        })
+        .collect()
+}
+
+pub(crate) fn give(protocols: &mut [Protocol], step: u64) {
+    for (learner, protocol) in protocols.iter_mut().enumerate() {
+        let layout = protocol.layout().clone();
+        for (layer, parameter) in layout.layers().iter().enumerate() {
+            let gradient = gradient(learner, step, layer, parameter.elements());
+            protocol.give(learner, layer, gradient.as_slice().into()).unwrap();
+        }
+    }
+}
+
+/// A message on its way: round, sender, receiver.
+pub(crate) type Place = (usize, usize, usize);
+
+/// What a learner ends a step with.
+pub(crate) type Concluded = Result<(Outcome, Vec<Vec<f32>>), ExchangeError>;
+
+/// Carries all messages of a step, letting `meddle` change each on its way to each receiver; what every learner concludes.
+pub(crate) fn carry(
+    protocols: &mut [Protocol],
+    mut meddle: impl FnMut(Place, &mut Vec<u8>),
+) -> Vec<Concluded> {
+    let learners = protocols.len();
+    for round in 0..protocols[0].rounds() {
+        let sent: Vec<_> = protocols.iter_mut().map(|protocol| protocol.outgoing(0, round)).collect();
+        for (receiver, protocol) in protocols.iter_mut().enumerate() {
+            let mut message = |sender: usize| {
+                let mut bytes = match &sent[sender] {
+                    Outgoing::ToAll(messages) => messages[0].clone(),
+                    Outgoing::ToEach(messages) => messages[0][receiver].clone(),
+                };
+                meddle((round, sender, receiver), &mut bytes);
+                bytes
+            };
+            let messages: Vec<_> = (0..learners).map(&mut message).collect();
+            let incoming = match &sent[0] {
+                Outgoing::ToAll(_) => Incoming::ToAll(messages.into_iter().map(Arc::new).collect()),
+                Outgoing::ToEach(_) => Incoming::ToEach(vec![messages]),
+            };
+            protocol.incoming(0, round, &incoming);
+        }
+    }
+    let verdicts: Vec<_> = protocols.iter().map(|protocol| Arc::new(protocol.verdict().remove(0))).collect();
+    let mut conclude = |protocol: &mut Protocol| {
+        let mut output = output(&model());
+        let outcome = protocol.conclude(&verdicts, &mut slices(&mut output));
+        outcome.map(|outcome| (outcome, output))
+    };
+    protocols.iter_mut().map(&mut conclude).collect()
+}

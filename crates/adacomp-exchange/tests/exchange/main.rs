@@ -1,0 +1,8 @@
+//! Exchanges between learners: over threads, and by hand without any transport.
+
+mod agreement;
+mod failures;
+mod faults;
+mod hand;
+mod steps;
+mod support;

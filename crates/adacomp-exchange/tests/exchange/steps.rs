@@ -1,0 +1,228 @@
+//! Whole steps over threads.
+
+use crate::support::{STRATEGIES, Trace, given, gradient, gradients, model, output, run, slices};
+use adacomp::{Averager, Codec, Compressor, Sending};
+use adacomp_exchange::{Exchange, Options, Strategy, local};
+
+#[test]
+fn replicas_agree_on_any_number_of_threads() {
+    for strategy in STRATEGIES {
+        let reference = run(5, 5, 8, strategy);
+        let averages = &reference[0].averages;
+        assert!(reference.iter().all(|trace| trace.averages == *averages), "{strategy:?}");
+        let residuals: Vec<_> = reference.iter().flat_map(|trace| trace.residuals.clone()).collect();
+        for threads in [1, 2, 3] {
+            let traces = run(5, threads, 8, strategy);
+            assert!(
+                traces.iter().all(|trace| trace.averages == *averages),
+                "{strategy:?} on {threads} threads"
+            );
+            let all: Vec<_> = traces.into_iter().flat_map(|trace| trace.residuals).collect();
+            assert_eq!(all, residuals, "{strategy:?} on {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn many_more_learners_than_threads() {
+    for strategy in STRATEGIES {
+        let traces = run(128, 2, 2, strategy);
+        assert_eq!(traces[0].averages, traces[1].averages, "{strategy:?}");
+        assert_eq!(traces[0].residuals.len() + traces[1].residuals.len(), 128);
+    }
+}
+
+#[test]
+fn handing_layers_over_early_changes_nothing() {
+    for strategy in STRATEGIES {
+        let whole: Vec<Trace> = run(3, 2, 6, strategy);
+        for group in [1, 100, 2000] {
+            let options = Options { group, ..Options::from(strategy) };
+            assert_eq!(run(3, 2, 6, options), whole, "{strategy:?} in groups of {group}");
+        }
+    }
+}
+
+#[test]
+fn one_learner_is_enough() {
+    for strategy in STRATEGIES {
+        let traces = run(1, 1, 3, strategy);
+        assert_eq!(traces[0].averages.len(), 3);
+    }
+}
+
+/// `gather` is the core's compressors and averager, nothing more.
+#[test]
+fn gather_is_the_core_with_a_transport() {
+    let layout = model();
+    let mut compressors = vec![Compressor::new(layout.clone()); 3];
+    let mut averager = Averager::new(layout.clone());
+    let mut averages = Vec::new();
+    for step in 0..4 {
+        let mut frames = vec![Vec::new(); 3];
+        for (learner, compressor) in compressors.iter_mut().enumerate() {
+            for (layer, parameter) in layout.layers().iter().enumerate() {
+                let gradient = gradient(learner, step, layer, parameter.elements());
+                compressor.compress_layer(layer, gradient.as_slice().into(), Sending::Selected).unwrap();
+            }
+            compressor.encode(Codec::Rice, learner as u32, step, &mut frames[learner]).unwrap();
+        }
+        let mut output = output(&layout);
+        let _ = averager.average(step, &frames, &mut slices(&mut output)).unwrap();
+        compressors.iter_mut().for_each(|compressor| compressor.commit().unwrap());
+        averages.push(output.iter().flat_map(|layer| crate::support::bits(layer)).collect::<Vec<_>>());
+    }
+    assert_eq!(run(3, 3, 4, Strategy::Gather)[0].averages, averages);
+    let paper = Options { codec: Codec::Paper, ..Options::from(Strategy::Gather) };
+    assert_eq!(run(3, 3, 4, paper)[0].averages, averages);
+}
+
+/// `dense` is the plain average, in learner order.
+#[test]
+fn dense_is_the_plain_average() {
+    let layout = model();
+    let trace = &run(3, 1, 1, Strategy::Dense)[0];
+    let mut expected = Vec::new();
+    for (layer, parameter) in layout.layers().iter().enumerate() {
+        let gradients: Vec<_> =
+            (0..3).map(|learner| gradient(learner, 0, layer, parameter.elements())).collect();
+        for i in 0..parameter.elements() {
+            let sum = gradients.iter().fold(0.0f32, |sum, gradient| sum + gradient[i]);
+            expected.push((sum * (1.0f32 / 3.0)).to_bits());
+        }
+    }
+    assert_eq!(trace.averages[0], expected);
+}
+
+/// With one learner the agreed scale is its own, so `reduce` is `gather`.
+#[test]
+fn reduce_of_one_learner_is_gather() {
+    let (reduce, gather) = (run(1, 1, 6, Strategy::Reduce), run(1, 1, 6, Strategy::Gather));
+    assert_eq!(reduce, gather);
+}
+
+/// Everything that was given is in the averages or in some residual.
+#[test]
+fn nothing_is_lost_over_many_steps() {
+    let layout = model();
+    for strategy in STRATEGIES {
+        let (learners, steps) = (4, 12);
+        let traces = run(learners, 2, steps, strategy);
+        let elements: usize = layout.elements();
+        let mut given = vec![0.0f64; elements];
+        let mut received = vec![0.0f64; elements];
+        for step in 0..steps {
+            for learner in 0..learners {
+                let all = layout
+                    .layers()
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(layer, parameter)| gradient(learner, step, layer, parameter.elements()));
+                given.iter_mut().zip(all).for_each(|(sum, value)| *sum += f64::from(value) / learners as f64);
+            }
+            let average = traces[0].averages[step as usize].iter();
+            received
+                .iter_mut()
+                .zip(average)
+                .for_each(|(sum, &value)| *sum += f64::from(f32::from_bits(value)));
+        }
+        // What learners keep counts as a share, what owners keep is of the average already.
+        let mut kept = vec![0.0f64; elements];
+        for (learner, residuals) in traces.iter().flat_map(|trace| &trace.residuals).enumerate() {
+            let mut values = residuals.iter().map(|&value| f64::from(f32::from_bits(value)));
+            let mut start = 0;
+            for parameter in layout.layers() {
+                let elements = parameter.elements();
+                if parameter.treatment.selects() {
+                    let own = values.by_ref().take(elements);
+                    kept[start..start + elements]
+                        .iter_mut()
+                        .zip(own)
+                        .for_each(|(sum, r)| *sum += r / learners as f64);
+                    if strategy == Strategy::Sharded {
+                        let adacomp::Treatment::Bins(bin) = parameter.treatment else { unreachable!("bins") };
+                        let bins = elements.div_ceil(bin as usize);
+                        let cut = |owner: usize| elements.min(bins * owner / learners * bin as usize);
+                        let share = start + cut(learner)..start + cut(learner + 1);
+                        let own = values.by_ref().take(share.len());
+                        kept[share].iter_mut().zip(own).for_each(|(sum, r)| *sum += r);
+                    }
+                }
+                start += elements;
+            }
+        }
+        for i in 0..elements {
+            let (given, found) = (given[i], received[i] + kept[i]);
+            assert!((given - found).abs() < 2e-5, "{strategy:?} element {i}: {given} {found}");
+        }
+    }
+}
+
+/// A step in which everything is sent empties the learners' residuals; the next goes on selecting.
+#[test]
+fn everything_can_be_sent_in_between() {
+    for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
+        let collective = local(1, 1, crate::support::LIMIT).remove(0);
+        let layout = model();
+        let mut exchange = Exchange::new(collective, layout.clone(), strategy).unwrap();
+        for (step, sending) in
+            [Sending::Selected, Sending::Everything, Sending::Selected].into_iter().enumerate()
+        {
+            exchange.set_sending(sending);
+            let gradients = gradients(&layout, 0, step as u64);
+            let before = exchange.protocol().compressor(0).unwrap().residual(2).unwrap().to_vec();
+            let mut output = output(&layout);
+            let _ = exchange.exchange(&given(&gradients), &mut slices(&mut output)).unwrap();
+            let after = exchange.protocol().compressor(0).unwrap().residual(2).unwrap();
+            if sending == Sending::Everything {
+                assert!(after.iter().all(|&r| r == 0.0));
+                let sum: Vec<f32> = before.iter().zip(&gradients[2]).map(|(r, dw)| r + dw).collect();
+                assert_eq!(output[2], sum);
+            } else {
+                assert!(after.iter().any(|&r| r != 0.0), "{strategy:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn traffic_is_counted_by_layer() {
+    for strategy in STRATEGIES {
+        let traffic = std::thread::scope(|scope| {
+            let threads: Vec<_> = local(4, 4, crate::support::LIMIT)
+                .into_iter()
+                .enumerate()
+                .map(|(learner, collective)| {
+                    scope.spawn(move || {
+                        let layout = model();
+                        let mut exchange = Exchange::new(collective, layout.clone(), strategy).unwrap();
+                        let gradients = gradients(&layout, learner, 0);
+                        let mut output = output(&layout);
+                        let _ = exchange.exchange(&given(&gradients), &mut slices(&mut output)).unwrap();
+                        exchange.traffic(learner).unwrap().clone()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        let messages = |traffic: &adacomp_exchange::Traffic| -> (u64, u64) {
+            (traffic.layers.iter().map(|l| l.sent).sum(), traffic.layers.iter().map(|l| l.received).sum())
+        };
+        // Envelopes of 7 bytes, frames of 36: one message a round, or one to each of three others.
+        let (sent_envelopes, received_envelopes) = match strategy {
+            Strategy::Dense | Strategy::Sharded => (4 * 7, 6 * 7),
+            Strategy::Gather => (36, 3 * 36),
+            Strategy::Reduce => (5 * 7, 9 * 7),
+        };
+        for traffic in &traffic {
+            let (sent, received) = messages(traffic);
+            assert_eq!(traffic.sent, sent + sent_envelopes, "{strategy:?}");
+            if strategy == Strategy::Gather {
+                // Frames are not taken apart for counting.
+                assert!(traffic.received > 3 * 36);
+            } else {
+                assert_eq!(traffic.received, received + received_envelopes, "{strategy:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A small model, its gradients, and what learners end up with.
+
+use adacomp::{Gradient, Kind, Layout, Parameter, Policy, Treatment};
+use adacomp_exchange::{Exchange, Local, Options, Strategy, local};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+pub(crate) fn model() -> Arc<Layout> {
+    model_with(Policy::adacomp())
+}
+
+pub(crate) fn model_with(policy: Policy) -> Arc<Layout> {
+    let parameters = [
+        Parameter::new("conv.weight", &[16, 8, 3, 3]),
+        Parameter::new("conv.bias", &[16]),
+        Parameter::new("fc.weight", &[40, 60]),
+        Parameter::new("fc.bias", &[40]),
+        Parameter::new("empty", &[0, 3]),
+    ];
+    let policy = policy.kind(Kind::Matrix, Treatment::Bins(100));
+    Arc::new(policy.layout(parameters).expect("a valid layout"))
+}
+
+/// The gradient of one layer of one learner in one step: the same whoever asks.
+pub(crate) fn gradient(learner: usize, step: u64, layer: usize, elements: usize) -> Vec<f32> {
+    let mut seed =
+        ((learner as u64 + 1) * 0x9e37_79b9) ^ ((step + 1) * 0x85eb_ca6b) ^ ((layer as u64 + 1) << 32);
+    (0..elements)
+        .map(|_| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            let unit = (seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / 8_388_608.0 - 1.0;
+            unit * unit * unit
+        })
+        .collect()
+}
+
+/// The gradients of all layers.
+pub(crate) fn gradients(layout: &Layout, learner: usize, step: u64) -> Vec<Vec<f32>> {
+    let layers = layout.layers().iter().enumerate();
+    layers.map(|(layer, parameter)| gradient(learner, step, layer, parameter.elements())).collect()
+}
+
+/// As one hosted learner gives them.
+pub(crate) fn given(gradients: &[Vec<f32>]) -> Vec<Vec<Gradient<'_>>> {
+    vec![gradients.iter().map(|gradient| gradient.as_slice().into()).collect()]
+}
+
+pub(crate) fn output(layout: &Layout) -> Vec<Vec<f32>> {
+    layout.layers().iter().map(|layer| vec![7.0; layer.elements()]).collect()
+}
+
+pub(crate) fn slices(output: &mut [Vec<f32>]) -> Vec<&mut [f32]> {
+    output.iter_mut().map(Vec::as_mut_slice).collect()
+}
+
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// What a run ends with: the averaged gradients of every step, and every learner's residuals.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Trace {
+    pub(crate) averages: Vec<Vec<u32>>,
+    pub(crate) residuals: Vec<Vec<u32>>,
+}
+
+/// Runs a number of steps on threads; the trace of each thread, in order.
+pub(crate) fn run(learners: usize, threads: usize, steps: u64, options: impl Into<Options>) -> Vec<Trace> {
+    let options = options.into();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = local(learners, threads, LIMIT)
+            .into_iter()
+            .map(|collective| scope.spawn(move || run_thread(collective, steps, options)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread that ends well")).collect()
+    })
+}
+
+fn run_thread(collective: Local, steps: u64, options: Options) -> Trace {
+    use adacomp_exchange::Collective;
+    let hosted = collective.hosted();
+    let layout = model();
+    let mut exchange = Exchange::new(collective, layout.clone(), options).expect("learners that agree");
+    let mut trace = Trace::default();
+    for step in 0..steps {
+        for learner in hosted.clone() {
+            for (layer, parameter) in layout.layers().iter().enumerate().rev() {
+                let gradient = gradient(learner, step, layer, parameter.elements());
+                exchange.give(learner, layer, gradient.as_slice().into()).expect("a valid gradient");
+            }
+        }
+        let mut output = output(&layout);
+        let outcome = exchange.finish(&mut slices(&mut output)).expect("a step");
+        assert_eq!(outcome, adacomp::Outcome::Averaged);
+        trace.averages.push(output.iter().flat_map(|layer| bits(layer)).collect());
+    }
+    for learner in hosted {
+        trace.residuals.push(residuals(&mut exchange, learner));
+    }
+    trace
+}
+
+/// All residuals of a learner, those that it keeps as an owner last.
+pub(crate) fn residuals<C: adacomp_exchange::Collective>(
+    exchange: &mut Exchange<C>,
+    learner: usize,
+) -> Vec<u32> {
+    let protocol = exchange.protocol();
+    let layers = protocol.layout().len();
+    let mut all = Vec::new();
+    for layer in 0..layers {
+        all.extend(
+            protocol.compressor(learner).and_then(|c| c.residual(layer).map(bits)).unwrap_or_default(),
+        );
+        all.extend(protocol.owner(learner).and_then(|c| c.residual(layer).map(bits)).unwrap_or_default());
+    }
+    all
+}
+
+pub(crate) const STRATEGIES: [Strategy; 4] = Strategy::ALL;
