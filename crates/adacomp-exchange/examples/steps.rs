@@ -5,7 +5,10 @@
 //! `mpirun -n 4 target/debug/examples/steps mpi --strategy reduce`.
 
 use adacomp::{Gradient, Outcome, Parameter, Policy};
-use adacomp_exchange::{Collective, Exchange, ExchangeError, LearnerState, Strategy, local};
+use adacomp_exchange::{
+    Collective, Exchange, ExchangeError, Incoming, LearnerState, Outgoing, Strategy, local,
+};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,6 +25,8 @@ struct Settings {
     stop: Option<(usize, u64, String)>,
     /// Where to save the state after each step, and load it from.
     state: Option<PathBuf>,
+    /// A learner that is started with another policy.
+    differ: Option<usize>,
 }
 
 fn main() -> ExitCode {
@@ -35,7 +40,9 @@ fn main() -> ExitCode {
     match run(&settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            // In one piece, because other learners may be writing to the same terminal.
+            let line = format!("{error}\n");
+            eprint!("{line}");
             ExitCode::FAILURE
         }
     }
@@ -51,6 +58,7 @@ fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String>
         limit: Duration::from_secs(60),
         stop: None,
         state: None,
+        differ: None,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("no value for {argument}"));
@@ -64,6 +72,7 @@ fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String>
             "--elements" => settings.elements = number(value()?)? as usize,
             "--limit-ms" => settings.limit = Duration::from_millis(number(value()?)?),
             "--stop" => settings.stop = Some((number(value()?)? as usize, number(value()?)?, value()?)),
+            "--differ" => settings.differ = Some(number(value()?)? as usize),
             "--state" => settings.state = Some(PathBuf::from(value()?)),
             learners => settings.learners = number(learners.to_owned())? as usize,
         }
@@ -114,19 +123,19 @@ fn steps<C: Collective>(
         Parameter::new("fc.weight", &[1, settings.elements]),
         Parameter::new("fc.bias", &[10]),
     ];
-    let layout = Policy::adacomp().layout(parameters)?;
-    let lengths: Vec<usize> = layout.layers().iter().map(|layer| layer.elements()).collect();
     let hosted = collective.hosted();
+    let differs = settings.differ.is_some_and(|learner| hosted.contains(&learner));
+    let policy = if differs { Policy::local_selection() } else { Policy::adacomp() };
+    let layout = policy.layout(parameters)?;
+    let lengths: Vec<usize> = layout.layers().iter().map(|layer| layer.elements()).collect();
     let mut exchange = Exchange::new(collective, layout, strategy)?;
     let mut output: Vec<Vec<f32>> = lengths.iter().map(|&length| vec![0.0; length]).collect();
     let mut checksum = Checksum::default();
     let mut traffic = 0;
-    let file = |learner: usize| {
-        settings.state.as_ref().map(|folder| folder.join(format!("{}-{learner}", strategy.name())))
-    };
-    let saved: Vec<LearnerState> = hosted.clone().filter_map(|learner| read_state(&file(learner)?)).collect();
-    if !saved.is_empty() {
-        exchange.protocol().load(&saved)?;
+    let mut files =
+        settings.state.as_ref().map(|folder| StateFiles { folder, strategy, hosted: hosted.clone() });
+    if let Some(files) = &mut files {
+        files.load(&mut exchange)?;
     }
     for step in exchange.protocol().step()..settings.steps {
         let gradients: Vec<Vec<Vec<f32>>> = hosted
@@ -159,14 +168,12 @@ fn steps<C: Collective>(
         checksum = Checksum::default();
         output.iter().flatten().for_each(|value| checksum.add(value.to_bits()));
         traffic += exchange.traffic(hosted.start).map_or(0, |traffic| traffic.sent);
-        for (learner, state) in hosted.clone().zip(exchange.protocol().save()?) {
-            if let Some(path) = file(learner) {
-                write_state(&path, &state)?;
-            }
+        if let Some(files) = &mut files {
+            files.save(&mut exchange)?;
         }
     }
     let mut lines = String::new();
-    for learner in hosted {
+    for learner in hosted.clone() {
         let mut residuals = Checksum::default();
         for layer in 0..lengths.len() {
             let protocol = exchange.protocol();
@@ -185,26 +192,72 @@ fn steps<C: Collective>(
         );
     }
     if settings.steps > 0 && std::env::var_os("ADACOMP_SHOW_TRAFFIC").is_some() {
-        lines += &format!("{} sent {traffic}\n", strategy.name());
+        lines += &format!("{} {} sent {traffic}\n", strategy.name(), hosted.start);
     }
     print!("{lines}");
     Ok(exchange.into_collective())
 }
 
-/// A state is whole if its last file is there: that one is written last.
-fn read_state(path: &Path) -> Option<LearnerState> {
-    let residuals = std::fs::read(path.with_extension("residuals")).ok()?;
-    Some(LearnerState { residuals, owner: std::fs::read(path.with_extension("owner")).ok() })
+/// The states of the last two steps: a learner may die when others have saved a step and it has not.
+struct StateFiles<'a> {
+    folder: &'a Path,
+    strategy: Strategy,
+    hosted: Range<usize>,
 }
 
-fn write_state(path: &Path, state: &LearnerState) -> std::io::Result<()> {
-    let write = |extension: &str, bytes: &[u8]| {
-        let temporary = path.with_extension(format!("{extension}.new"));
-        std::fs::write(&temporary, bytes)?;
-        std::fs::rename(temporary, path.with_extension(extension))
-    };
-    state.owner.as_ref().map_or(Ok(()), |owner| write("owner", owner))?;
-    write("residuals", &state.residuals)
+impl StateFiles<'_> {
+    fn path(&self, learner: usize, step: u64, what: &str) -> PathBuf {
+        self.folder.join(format!("{}-{learner}-{step}.{what}.safetensors", self.strategy.name()))
+    }
+
+    /// Loads the newest step that all learners have.
+    fn load<C: Collective>(
+        &self,
+        exchange: &mut Exchange<C>,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let saved =
+            |step: &u64| self.hosted.clone().all(|learner| self.path(learner, *step, "residuals").exists());
+        let newest = (1..1000).rev().find(saved).unwrap_or(0);
+        let steps = vec![newest.to_le_bytes().to_vec(); self.hosted.len()];
+        exchange.collective().start(Outgoing::ToAll(steps))?;
+        let Incoming::ToAll(steps) = exchange.collective().finish()? else {
+            return Err("out of step".into());
+        };
+        let steps =
+            steps.iter().filter_map(|bytes| bytes.first_chunk()).map(|bytes| u64::from_le_bytes(*bytes));
+        let step = steps.min().unwrap_or(0);
+        if step == 0 {
+            return Ok(());
+        }
+        let states = self.hosted.clone().map(|learner| {
+            let residuals = std::fs::read(self.path(learner, step, "residuals"))?;
+            Ok(LearnerState { residuals, owner: std::fs::read(self.path(learner, step, "owner")).ok() })
+        });
+        exchange.protocol().load(&states.collect::<std::io::Result<Vec<_>>>()?)?;
+        Ok(())
+    }
+
+    fn save<C: Collective>(
+        &self,
+        exchange: &mut Exchange<C>,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let step = exchange.protocol().step();
+        for (learner, state) in self.hosted.clone().zip(exchange.protocol().save()?) {
+            let write = |what: &str, bytes: &[u8]| {
+                let path = self.path(learner, step, what);
+                let temporary = path.with_extension("new");
+                std::fs::write(&temporary, bytes)?;
+                std::fs::rename(temporary, path)
+            };
+            // The residuals last: once they are there, the state is whole.
+            state.owner.as_ref().map_or(Ok(()), |owner| write("owner", owner))?;
+            write("residuals", &state.residuals)?;
+            for what in ["residuals", "owner"] {
+                let _ = std::fs::remove_file(self.path(learner, step.saturating_sub(2), what));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn gradient(learner: usize, step: u64, length: usize) -> Vec<f32> {

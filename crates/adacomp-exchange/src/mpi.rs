@@ -95,12 +95,22 @@ fn cut(bytes: &[u8], counts: &[i32]) -> Vec<Vec<u8>> {
     cuts.map(|(&count, offset)| bytes[offset as usize..(offset + count) as usize].to_vec()).collect()
 }
 
-fn gather(world: &impl CommunicatorCollectives, message: Vec<u8>) -> Result<Incoming, CollectiveError> {
+/// A buffer of so many bytes. Even an empty one has an address of its own: Rust's address of nothing, 1, is what Open MPI
+/// takes for "in place".
+fn buffer(counts: &[i32]) -> Vec<u8> {
+    let length = counts.iter().sum::<i32>() as usize;
+    let mut buffer = Vec::with_capacity(length.max(1));
+    buffer.resize(length, 0);
+    buffer
+}
+
+fn gather(world: &impl CommunicatorCollectives, mut message: Vec<u8>) -> Result<Incoming, CollectiveError> {
+    message.reserve(1);
     let length = message.len() as u64;
     let mut lengths = vec![0u64; world.size() as usize];
     world.all_gather_into(&length, &mut lengths[..]);
     let counts = counts(lengths.into_iter().map(|length| length as usize))?;
-    let mut bytes = vec![0u8; counts.iter().sum::<i32>() as usize];
+    let mut bytes = buffer(&counts);
     let offsets = offsets(&counts);
     let mut partition = PartitionMut::new(&mut bytes[..], &counts[..], &offsets[..]);
     world.all_gather_varcount_into(&message[..], &mut partition);
@@ -111,10 +121,11 @@ fn to_each(world: &impl CommunicatorCollectives, messages: &[Vec<u8>]) -> Result
     let own: Vec<u64> = messages.iter().map(|message| message.len() as u64).collect();
     let mut lengths = vec![0u64; world.size() as usize];
     world.all_to_all_into(&own[..], &mut lengths[..]);
-    let sent = messages.concat();
+    let mut sent = messages.concat();
+    sent.reserve(1);
     let sent_counts = counts(messages.iter().map(Vec::len))?;
     let received_counts = counts(lengths.into_iter().map(|length| length as usize))?;
-    let mut received = vec![0u8; received_counts.iter().sum::<i32>() as usize];
+    let mut received = buffer(&received_counts);
     let (sent_offsets, received_offsets) = (offsets(&sent_counts), offsets(&received_counts));
     let sent = Partition::new(&sent[..], &sent_counts[..], &sent_offsets[..]);
     let mut partition = PartitionMut::new(&mut received[..], &received_counts[..], &received_offsets[..]);
