@@ -6,10 +6,11 @@ use std::time::Instant;
 
 type Step = (&'static str, fn() -> Result);
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     ("format", format),
     ("lints", lints),
     ("tests", tests),
+    ("MPI", mpi),
     ("documentation", documentation),
     ("memory checks", memory_checks),
     ("AVX-512", avx512_kernel),
@@ -51,6 +52,16 @@ fn install_component(subcommand: &str, component: &str) -> Result {
 
 fn tests() -> Result {
     run(&mut cargo(&["test", "--workspace", "--locked"]))
+}
+
+/// Learners in processes of their own, also on two hosts that are network namespaces.
+fn mpi() -> Result {
+    install("mpicc", &["openmpi-bin", "libopenmpi-dev", "libclang-dev"])?;
+    install("ip", &["iproute2"])?;
+    let with_mpi = ["-p", "adacomp-exchange", "--features", "mpi", "--locked"];
+    run(cargo(&["clippy"]).args(with_mpi).args(["--all-targets", "--", "-D", "warnings"]))?;
+    // One after the other: they measure time limits, and each starts several processes.
+    run(cargo(&["test"]).args(with_mpi).args(["--examples", "--test", "mpi", "--", "--test-threads=1"]))
 }
 
 fn documentation() -> Result {

@@ -29,56 +29,60 @@ fn main() {
 fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut Gradients) {
     let layout =
         Policy::adacomp().layout([Parameter::new("weight", &[1, elements])]).expect("a valid layout");
-    let mut protocol = Protocol::new(layout, strategy, Codec::Rice, learners, 0..learners, usize::MAX)
-        .expect("a valid protocol");
-    let (mut gradient, mut output, mut residual) =
-        (vec![0.0; elements], vec![0.0; elements], vec![0.0; elements]);
+    let layout = Arc::new(layout);
+    // The first learner apart, so that its own work can be timed.
+    let host = |hosted| Protocol::new(layout.clone(), strategy, Codec::Rice, learners, hosted, usize::MAX);
+    let mut hosts = [host(0..1).expect("a valid protocol"), host(1..learners).expect("a valid protocol")];
+    let (mut gradient, mut residual) = (vec![0.0; elements], vec![0.0; elements]);
+    let mut outputs = [vec![0.0; elements], vec![0.0; elements]];
     // Residuals take a while to fill; dense has none.
     let warm_up = if strategy == Strategy::Dense { 1 } else { 12 };
     let steps = 5;
     let (mut limits, mut encodes, mut decodes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut sent, mut received, mut coded, mut entropy) = (0, 0, 0, 0.0);
     for step in 0..warm_up + steps {
-        for learner in 0..learners {
+        for learner in (0..learners).rev() {
             gradients.fill(&mut gradient);
-            protocol.give(learner, 0, gradient.as_slice().into()).expect("a valid gradient");
+            hosts[learner.min(1)].give(learner, 0, gradient.as_slice().into()).expect("a valid gradient");
         }
         let limit = time(|| {
             residual.iter_mut().zip(black_box(&gradient)).for_each(|(r, dw): (&mut f32, _)| *r += dw)
         });
         let (mut encode, mut decode, mut last_round) = (0.0, 0.0, 0);
-        for round in 0..protocol.rounds() {
-            let mut outgoing = Outgoing::ToAll(Vec::new());
-            encode += time(|| outgoing = protocol.outgoing(0, round)) / learners as f64;
-            let incoming = carry(outgoing, learners);
-            if let Incoming::ToAll(messages) = &incoming {
+        for round in 0..hosts[0].rounds() {
+            let mut first = Outgoing::ToAll(Vec::new());
+            encode += time(|| first = hosts[0].outgoing(0, round));
+            let incoming = carry(first, hosts[1].outgoing(0, round));
+            if let Incoming::ToAll(messages) = &incoming[0] {
                 last_round = messages.iter().map(|message| message.len()).sum();
             }
-            let taken = time(|| protocol.incoming(0, round, &incoming));
-            // What comes to all is the same for all, and was taken once here.
-            decode += if matches!(incoming, Incoming::ToAll(_)) { taken } else { taken / learners as f64 };
+            hosts[1].incoming(0, round, &incoming[1]);
+            decode += time(|| hosts[0].incoming(0, round, &incoming[0]));
         }
-        let verdicts: Vec<_> = protocol.verdict().into_iter().map(Arc::new).collect();
-        let scale = protocol
-            .compressor(0)
-            .and_then(|compressor| compressor.statistics().next())
-            .map_or(0.0, |l| l.scale);
-        decode += time(|| {
-            let outcome = protocol.conclude(&verdicts, &mut [&mut output]).expect("a good step");
-            assert_eq!(outcome, Outcome::Averaged);
-        });
+        let verdicts: Vec<_> = hosts.iter().flat_map(Protocol::verdict).map(Arc::new).collect();
+        let statistics =
+            |host: &mut Protocol| host.compressor(0).and_then(|compressor| compressor.statistics().next());
+        let scale = statistics(&mut hosts[0]).map_or(0.0, |layer| layer.scale);
+        for (host, (protocol, output)) in hosts.iter_mut().zip(&mut outputs).enumerate().rev() {
+            let seconds = time(|| {
+                let outcome = protocol.conclude(&verdicts, &mut [output]).expect("a good step");
+                assert_eq!(outcome, Outcome::Averaged);
+            });
+            decode += if host == 0 { seconds } else { 0.0 };
+        }
+        assert_eq!(outputs[0], outputs[1]);
         if step >= warm_up {
             limits.push(limit);
             encodes.push(encode);
             decodes.push(decode);
             for learner in 0..learners {
-                let traffic = protocol.traffic(learner).expect("a hosted learner");
+                let traffic = hosts[learner.min(1)].traffic(learner).expect("a hosted learner");
                 sent += traffic.sent;
                 received += traffic.received;
             }
             coded += last_round;
             if strategy == Strategy::Reduce {
-                entropy += sum_entropy(&output, scale, learners);
+                entropy += sum_entropy(&outputs[0], scale, learners);
             }
         }
     }
@@ -98,15 +102,21 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     print(&fields);
 }
 
-fn carry(outgoing: Outgoing, learners: usize) -> Incoming {
-    match outgoing {
-        Outgoing::ToAll(messages) => Incoming::ToAll(messages.into_iter().map(Arc::new).collect()),
-        Outgoing::ToEach(mut messages) => {
-            let to = |receiver: usize| {
-                messages.iter_mut().map(|sent| std::mem::take(&mut sent[receiver])).collect()
-            };
-            Incoming::ToEach((0..learners).map(to).collect())
+/// What comes to each of two hosts, of which the first hosts one learner.
+fn carry(first: Outgoing, rest: Outgoing) -> [Incoming; 2] {
+    match (first, rest) {
+        (Outgoing::ToAll(first), Outgoing::ToAll(rest)) => {
+            let messages: Vec<_> = first.into_iter().chain(rest).map(Arc::new).collect();
+            [Incoming::ToAll(messages.clone()), Incoming::ToAll(messages)]
         }
+        (Outgoing::ToEach(first), Outgoing::ToEach(rest)) => {
+            let mut sent: Vec<_> = first.into_iter().chain(rest).collect();
+            let learners = sent.len();
+            let mut to =
+                |receiver: usize| sent.iter_mut().map(|sent| std::mem::take(&mut sent[receiver])).collect();
+            [Incoming::ToEach(vec![to(0)]), Incoming::ToEach((1..learners).map(to).collect())]
+        }
+        _ => unreachable!("hosts of one strategy are in the same round"),
     }
 }
 

@@ -37,6 +37,9 @@ impl Protocol {
         let learners = self.learners();
         let residuals: Vec<&[u8]> = states.iter().map(|state| state.residuals.as_slice()).collect();
         let owners: Vec<&[u8]> = states.iter().filter_map(|state| state.owner.as_deref()).collect();
+        if !owners.is_empty() && owners.len() != states.len() {
+            return Err(StateError::Empty.into());
+        }
         let mut step = 0;
         let mut loaded = Vec::new();
         for learner in self.hosted() {

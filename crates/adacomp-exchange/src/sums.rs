@@ -1,43 +1,62 @@
-//! Sums of signs in few bytes: gaps between those that are not 0, signs and magnitudes, in Golomb-Rice codes.
+//! Sums of signs in few bytes, close to their entropy.
 //!
-//! Layout: how many are not 0 (varint); unless that is 0 one byte with the two parameters (gaps in the lower five bits,
-//! magnitudes in the upper three), then for each the gap, a sign bit and the magnitude minus 1.
+//! First come the elements whose sum is not 0, with their signs, as the core writes a selection. Then, level by level, which
+//! of the elements of the level before have a larger magnitude: how many (varint) and, as gaps in Golomb-Rice codes, which;
+//! where these are more than half, which are not. The last level has none. If more than half of the sums are not 0, they are
+//! written as such a level too, and their signs behind it, a bit each.
 
-use adacomp::DecodeError;
-use adacomp::codec::{BitReader, BitWriter, read_varint, write_varint};
+use adacomp::codec::{
+    BitReader, BitWriter, decode_range, encode_range, read_varint, usual_parameter, write_varint,
+};
+use adacomp::{DecodeError, Selected};
 
 /// Appends sums to `out`.
 pub fn encode_sums(sums: &[i32], out: &mut Vec<u8>) {
-    let mut gaps = Vec::new();
-    let mut magnitudes = Vec::new();
-    let mut next = 0;
-    for (index, &sum) in sums.iter().enumerate().filter(|(_, sum)| **sum != 0) {
-        gaps.push((index - next) as u64);
-        magnitudes.push(u64::from(sum.unsigned_abs()) - 1);
-        next = index + 1;
+    let mut magnitudes: Vec<u32> = sums.iter().map(|sum| sum.unsigned_abs()).collect();
+    let nonzero = || sums.iter().enumerate().filter(|(_, sum)| **sum != 0);
+    if is_crowded(nonzero().count(), sums.len()) {
+        encode_larger(&magnitudes, 1, out);
+        let mut bits = BitWriter::new(out);
+        nonzero().for_each(|(_, sum)| bits.write(u64::from(*sum < 0), 1));
+        bits.finish();
+    } else {
+        let selected: Vec<_> = nonzero().map(|(index, &sum)| Selected::new(index as u32, sum < 0)).collect();
+        encode_range(&selected, 0..sums.len(), out);
     }
-    write_varint(gaps.len() as u32, out);
-    if gaps.is_empty() {
-        return;
+    for level in 1.. {
+        magnitudes.retain(|&magnitude| magnitude >= level);
+        if magnitudes.is_empty() {
+            break;
+        }
+        encode_larger(&magnitudes, level + 1, out);
     }
-    let (gap_parameter, magnitude_parameter) = (best_parameter(&gaps, 30), best_parameter(&magnitudes, 7));
-    out.push((gap_parameter | magnitude_parameter << 5) as u8);
-    let signs = sums.iter().filter(|sum| **sum != 0).map(|sum| u64::from(*sum < 0));
+}
+
+/// Whether so many are more than half.
+fn is_crowded(count: usize, of: usize) -> bool {
+    2 * count > of
+}
+
+/// Which magnitudes reach a level.
+fn encode_larger(magnitudes: &[u32], level: u32, out: &mut Vec<u8>) {
+    let larger = magnitudes.iter().filter(|magnitude| **magnitude >= level).count();
+    write_varint(larger as u32, out);
+    let (written, of_larger) = written(larger, magnitudes.len());
+    let parameter = usual_parameter(written, magnitudes.len());
     let mut bits = BitWriter::new(out);
-    for ((gap, magnitude), sign) in gaps.into_iter().zip(magnitudes).zip(signs) {
-        bits.write_rice(gap, gap_parameter);
-        bits.write(sign, 1);
-        bits.write_rice(magnitude, magnitude_parameter);
+    let mut next = 0;
+    for (position, &magnitude) in magnitudes.iter().enumerate() {
+        if (magnitude >= level) == of_larger {
+            bits.write_rice((position - next) as u64, parameter);
+            next = position + 1;
+        }
     }
     bits.finish();
 }
 
-/// The parameter with the fewest bits. Their number has one valley, so the first rise ends the search.
-fn best_parameter(numbers: &[u64], most: u32) -> u32 {
-    let bits = |parameter: u32| -> u64 {
-        numbers.iter().map(|number| (number >> parameter) + u64::from(parameter)).sum()
-    };
-    (0..most).find(|&parameter| bits(parameter + 1) >= bits(parameter)).unwrap_or(most)
+/// How many positions are written, and whether they are of those that reach the level: the fewer ones are.
+fn written(larger: usize, of: usize) -> (usize, bool) {
+    if is_crowded(larger, of) { (of - larger, false) } else { (larger, true) }
 }
 
 /// Reads so many sums of at most `most` either way from the front of `bytes`, which moves past them, and hands over those
@@ -49,34 +68,137 @@ pub fn decode_sums(
     most: u32,
     mut take: impl FnMut(usize, i32),
 ) -> Result<(), DecodeError> {
-    let count = read_varint(bytes, "a count")? as usize;
-    if count == 0 {
-        return Ok(());
-    }
-    if count > elements {
-        return Err(DecodeError::Count { layer, count, most: elements });
-    }
-    let (&parameters, rest) =
-        bytes.split_first().ok_or(DecodeError::Truncated { part: "rice parameters" })?;
-    let (gap_parameter, magnitude_parameter) = (u32::from(parameters & 31), u32::from(parameters >> 5));
-    if gap_parameter > 30 {
-        return Err(DecodeError::RiceParameter { layer, actual: parameters & 31 });
-    }
-    let mut bits = BitReader::new(rest);
-    let mut next = 0;
-    for _ in 0..count {
-        let index = next + bits.read_rice(gap_parameter)?;
-        let negative = bits.read(1)? == 1;
-        let magnitude = bits.read_rice(magnitude_parameter)? + 1;
-        if index >= elements as u64 {
-            return Err(DecodeError::Index { layer });
-        }
-        if magnitude > u64::from(most) {
+    let selected = decode_nonzero(bytes, layer, elements)?;
+    let mut magnitudes = vec![1u32; selected.len()];
+    // Positions of the elements that have reached the level before.
+    let mut reached: Vec<u32> = (0..selected.len() as u32).collect();
+    while !reached.is_empty() {
+        reached = decode_larger(bytes, layer, &reached)?;
+        reached.iter().for_each(|&position| magnitudes[position as usize] += 1);
+        if reached.first().is_some_and(|&position| magnitudes[position as usize] > most) {
             return Err(DecodeError::Value { layer });
         }
-        take(index as usize, if negative { -(magnitude as i32) } else { magnitude as i32 });
-        next = index + 1;
+    }
+    for (element, magnitude) in selected.iter().zip(magnitudes) {
+        take(element.index(), if element.is_negative() { -(magnitude as i32) } else { magnitude as i32 });
+    }
+    Ok(())
+}
+
+/// The elements whose sum is not 0, with their signs.
+fn decode_nonzero(bytes: &mut &[u8], layer: usize, elements: usize) -> Result<Vec<Selected>, DecodeError> {
+    let mut selected = Vec::new();
+    let count = read_varint(&mut &**bytes, "a count")? as usize;
+    if !is_crowded(count, elements) {
+        decode_range(bytes, 0..elements, layer, &mut selected)?;
+        return Ok(selected);
+    }
+    let all: Vec<u32> = (0..elements as u32).collect();
+    let mut bits;
+    for indices in decode_larger(bytes, layer, &all)?.chunks(56) {
+        // Whole bytes of signs at a time, so that a reader can begin anew behind them.
+        bits = BitReader::new(bytes);
+        let signs = bits.read(indices.len() as u32)?;
+        let element = |(bit, &index): (usize, &u32)| Selected::new(index, signs >> bit & 1 == 1);
+        selected.extend(indices.iter().enumerate().map(element));
+        *bytes = bits.after().ok_or(DecodeError::Trailing { part: "signs", count: 0 })?;
+    }
+    Ok(selected)
+}
+
+/// Those of these positions that reach the next level.
+fn decode_larger(bytes: &mut &[u8], layer: usize, reached: &[u32]) -> Result<Vec<u32>, DecodeError> {
+    let larger = read_varint(bytes, "a count")? as usize;
+    if larger > reached.len() {
+        return Err(DecodeError::Count { layer, count: larger, most: reached.len() });
+    }
+    let (written, of_larger) = written(larger, reached.len());
+    let parameter = usual_parameter(written, reached.len());
+    let mut bits = BitReader::new(bytes);
+    let mut next_level = Vec::with_capacity(larger);
+    let mut next = 0;
+    for _ in 0..written {
+        let gap = bits.read_rice(parameter)? as usize;
+        let between = reached.get(next..next + gap).ok_or(DecodeError::Index { layer })?;
+        let written = *reached.get(next + gap).ok_or(DecodeError::Index { layer })?;
+        if of_larger {
+            next_level.push(written);
+        } else {
+            next_level.extend_from_slice(between);
+        }
+        next += gap + 1;
+    }
+    if !of_larger {
+        next_level.extend_from_slice(&reached[next..]);
     }
     *bytes = bits.after().ok_or(DecodeError::Trailing { part: "sums", count: 0 })?;
-    Ok(())
+    Ok(next_level)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{decode_sums, encode_sums};
+
+    fn random(seed: &mut u64, end: u64) -> u64 {
+        *seed ^= *seed << 13;
+        *seed ^= *seed >> 7;
+        *seed ^= *seed << 17;
+        (seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 20) % end
+    }
+
+    /// Sums of so many learners' signs, each of which is there with a chance of 1 in `rare`.
+    fn sums(elements: usize, learners: u64, rare: u64, seed: &mut u64) -> Vec<i32> {
+        let one = |seed: &mut u64| match random(seed, 2 * rare) {
+            0 => 1,
+            1 => -1,
+            _ => 0,
+        };
+        (0..elements).map(|_| (0..learners).map(|_| one(seed)).sum()).collect()
+    }
+
+    #[test]
+    fn sums_survive_and_stay_near_their_entropy() {
+        let mut seed = 7;
+        for (learners, rare) in
+            [(1, 100), (2, 100), (8, 100), (32, 100), (64, 100), (128, 100), (128, 18), (1024, 18), (3, 1)]
+        {
+            let sums = sums(60_000, learners, rare, &mut seed);
+            let mut bytes = Vec::new();
+            encode_sums(&sums, &mut bytes);
+            let (mut rest, mut decoded) = (bytes.as_slice(), vec![0; sums.len()]);
+            decode_sums(&mut rest, 0, sums.len(), learners as u32, |index, sum| decoded[index] = sum)
+                .unwrap();
+            assert!(rest.is_empty());
+            assert_eq!(decoded, sums);
+            let mut counts = std::collections::HashMap::new();
+            sums.iter().for_each(|sum| *counts.entry(sum).or_insert(0.0) += 1.0);
+            let total = sums.len() as f64;
+            let entropy: f64 = counts.values().map(|count: &f64| count * (total / count).log2() / 8.0).sum();
+            let ratio = bytes.len() as f64 / entropy;
+            assert!(ratio < 1.08, "{learners} learners, 1 in {rare}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn bad_bytes_are_refused() {
+        let mut seed = 9;
+        let sums = sums(500, 8, 10, &mut seed);
+        let mut good = Vec::new();
+        encode_sums(&sums, &mut good);
+        for length in 0..good.len() {
+            let mut rest = &good[..length];
+            assert!(decode_sums(&mut rest, 0, 500, 8, |_, _| {}).is_err(), "length {length}");
+        }
+        // More than the learners can add up to.
+        assert!(decode_sums(&mut good.as_slice(), 0, 500, 1, |_, _| {}).is_err());
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..1 + random(&mut seed, 3) {
+                let at = random(&mut seed, bytes.len() as u64) as usize;
+                bytes[at] = random(&mut seed, 256) as u8;
+            }
+            let mut rest = bytes.as_slice();
+            let _ = decode_sums(&mut rest, 0, 500, 8, |index, sum| assert!(index < 500 && sum.abs() <= 8));
+        }
+    }
 }

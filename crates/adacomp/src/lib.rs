@@ -17,7 +17,7 @@ mod wire;
 /// The building blocks of frames, for those who frame selections in their own way.
 pub mod codec {
     pub use crate::wire::bits::{BitReader, BitWriter};
-    pub use crate::wire::rice::{decode_range, encode_range};
+    pub use crate::wire::rice::{decode_range, encode_range, usual_parameter};
     pub use crate::wire::varint::{read as read_varint, write as write_varint};
 }
 

@@ -15,6 +15,7 @@ pub(crate) fn protocols(learners: usize, strategy: Strategy) -> Vec<Protocol> {
 }
 
 pub(crate) fn give(protocols: &mut [Protocol], step: u64) {
+    assert!(protocols.iter().all(|protocol| protocol.step() == step));
     for (learner, protocol) in protocols.iter_mut().enumerate() {
         let layout = protocol.layout().clone();
         for (layer, parameter) in layout.layers().iter().enumerate() {

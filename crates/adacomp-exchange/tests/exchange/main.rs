@@ -4,5 +4,6 @@ mod agreement;
 mod failures;
 mod faults;
 mod hand;
+mod state;
 mod steps;
 mod support;

@@ -30,7 +30,7 @@ pub fn encode_range(selected: &[Selected], range: Range<usize>, out: &mut Vec<u8
 
 /// The parameter for so many elements at random places: the smallest `k` with `2^k >= ln(golden ratio) * span / count`,
 /// from where on a larger one takes more bits. In integers, because both sides must find the same.
-fn usual_parameter(count: usize, span: usize) -> u32 {
+pub fn usual_parameter(count: usize, span: usize) -> u32 {
     const LN_GOLDEN_RATIO: u128 = 2066789051; // times 2^32
     let wanted = span as u128 * LN_GOLDEN_RATIO;
     (0..MAX_PARAMETER)

@@ -1,0 +1,92 @@
+//! Saving and loading what learners and owners keep.
+
+use crate::hand::{carry, give, protocols};
+use crate::support::{STRATEGIES, model};
+use adacomp::Codec;
+use adacomp_exchange::{LearnerState, Protocol, Strategy};
+
+/// Learners after three steps, and what they saved.
+fn trained(learners: usize, strategy: Strategy) -> (Vec<Protocol>, Vec<LearnerState>) {
+    let mut protocols = protocols(learners, strategy);
+    for step in 0..3 {
+        give(&mut protocols, step);
+        assert!(carry(&mut protocols, |_, _| {}).iter().all(Result::is_ok));
+    }
+    let states = protocols.iter_mut().flat_map(|protocol| protocol.save().unwrap()).collect();
+    (protocols, states)
+}
+
+/// What is kept of a layer in all: the learners' share of it and what owners have.
+fn kept(protocols: &mut [Protocol], layer: usize) -> Vec<f64> {
+    let learners = protocols.len();
+    let mut kept = vec![0.0f64; model()[layer].elements()];
+    let mut start = 0;
+    for (learner, protocol) in protocols.iter_mut().enumerate() {
+        let residual = protocol.compressor(learner).unwrap().residual(layer).unwrap();
+        kept.iter_mut().zip(residual).for_each(|(sum, &r)| *sum += f64::from(r) / learners as f64);
+        // Shares follow each other in learner order.
+        if let Some(owned) = protocol.owner(learner).and_then(|owner| owner.residual(layer)) {
+            kept[start..].iter_mut().zip(owned).for_each(|(sum, &r)| *sum += f64::from(r));
+            start += owned.len();
+        }
+    }
+    kept
+}
+
+#[test]
+fn the_same_learners_go_on_bit_identically() {
+    for strategy in STRATEGIES {
+        let (mut old, states) = trained(3, strategy);
+        for all in [true, false] {
+            let mut new = protocols(3, strategy);
+            for (learner, protocol) in new.iter_mut().enumerate() {
+                let given = if all { &states[..] } else { &states[learner..=learner] };
+                protocol.load(given).unwrap();
+                assert_eq!(protocol.step(), 3);
+            }
+            give(&mut new, 3);
+            let new = carry(&mut new, |_, _| {});
+            if all {
+                give(&mut old, 3);
+                let old = carry(&mut old, |_, _| {});
+                assert_eq!(old[0].as_ref().unwrap(), new[0].as_ref().unwrap(), "{strategy:?}");
+            }
+            assert!(new.iter().all(|result| result.as_ref().unwrap() == new[0].as_ref().unwrap()));
+        }
+    }
+}
+
+#[test]
+fn another_number_of_learners_conserves_what_is_kept() {
+    for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
+        for (before, after) in [(3, 2), (2, 5), (1, 4), (4, 1)] {
+            let (mut old, states) = trained(before, strategy);
+            let mut new = protocols(after, strategy);
+            for protocol in &mut new {
+                protocol.load(&states).unwrap();
+            }
+            for layer in [0, 2] {
+                for (old, new) in kept(&mut old, layer).into_iter().zip(kept(&mut new, layer)) {
+                    assert!((old - new).abs() < 1e-6, "{strategy:?} {before} to {after}: {old} {new}");
+                }
+            }
+            give(&mut new, 3);
+            assert!(carry(&mut new, |_, _| {}).iter().all(Result::is_ok));
+        }
+    }
+}
+
+#[test]
+fn a_bad_state_changes_nothing() {
+    let (_, states) = trained(2, Strategy::Sharded);
+    let mut cut = states.clone();
+    cut[1].residuals.pop();
+    let mut without_owner = states.clone();
+    without_owner[1].owner = None;
+    let mut protocol = Protocol::new(model(), Strategy::Sharded, Codec::Rice, 3, 1..2, usize::MAX).unwrap();
+    for bad in [&cut[..], &without_owner, &states[..1], &[]] {
+        assert!(protocol.load(bad).is_err());
+        assert_eq!(protocol.step(), 0);
+        assert!(protocol.compressor(1).unwrap().residual(0).unwrap().iter().all(|&r| r == 0.0));
+    }
+}
