@@ -53,6 +53,8 @@ pub struct Exchange<C> {
     under_way: VecDeque<(usize, usize)>,
     /// Groups whose first round has been started.
     started: usize,
+    /// Of the step that is going on.
+    spent: Seconds,
     seconds: Seconds,
     broken: Option<CollectiveError>,
 }
@@ -80,6 +82,7 @@ impl<C: Collective> Exchange<C> {
             protocol,
             under_way: VecDeque::new(),
             started: 0,
+            spent: Seconds::default(),
             seconds: Seconds::default(),
             broken: None,
         })
@@ -124,22 +127,14 @@ impl<C: Collective> Exchange<C> {
         gradient: Gradient<'_>,
     ) -> Result<(), ExchangeError> {
         self.check_whole()?;
-        if self.under_way.is_empty() && self.started == 0 && self.is_new() {
-            self.seconds = Seconds::default();
-        }
         let start = Instant::now();
         self.protocol.give(learner, layer, gradient)?;
-        self.seconds.compress += start.elapsed().as_secs_f64();
+        self.spent.compress += start.elapsed().as_secs_f64();
         while self.started < self.protocol.groups() && self.protocol.is_given(self.started) {
             self.start_round(self.started, 0)?;
             self.started += 1;
         }
         Ok(())
-    }
-
-    fn is_new(&mut self) -> bool {
-        let learner = self.collective.hosted().start;
-        self.protocol.compressor(learner).is_some_and(|compressor| !compressor.is_open())
     }
 
     /// A whole step: for each learner that is hosted here the gradients of all layers.
@@ -167,7 +162,7 @@ impl<C: Collective> Exchange<C> {
             let incoming = self.wait()?;
             let start = Instant::now();
             self.protocol.incoming(group, round, &incoming);
-            self.seconds.decode += start.elapsed().as_secs_f64();
+            self.spent.decode += start.elapsed().as_secs_f64();
             if round + 1 < self.protocol.rounds() {
                 self.start_round(group, round + 1)?;
             }
@@ -179,7 +174,8 @@ impl<C: Collective> Exchange<C> {
             Incoming::ToAll(verdicts) => {
                 let start = Instant::now();
                 let outcome = self.protocol.conclude(&verdicts, output);
-                self.seconds.decode += start.elapsed().as_secs_f64();
+                self.spent.decode += start.elapsed().as_secs_f64();
+                self.seconds = std::mem::take(&mut self.spent);
                 outcome
             }
             Incoming::ToEach(_) => Err(self.break_off(CollectiveError::OutOfStep)),
@@ -189,7 +185,7 @@ impl<C: Collective> Exchange<C> {
     fn start_round(&mut self, group: usize, round: usize) -> Result<(), ExchangeError> {
         let start = Instant::now();
         let outgoing = self.protocol.outgoing(group, round);
-        self.seconds.encode += start.elapsed().as_secs_f64();
+        self.spent.encode += start.elapsed().as_secs_f64();
         self.under_way.push_back((group, round));
         self.start(outgoing)
     }
@@ -201,7 +197,7 @@ impl<C: Collective> Exchange<C> {
     fn wait(&mut self) -> Result<Incoming, ExchangeError> {
         let start = Instant::now();
         let incoming = self.collective.finish();
-        self.seconds.wait += start.elapsed().as_secs_f64();
+        self.spent.wait += start.elapsed().as_secs_f64();
         incoming.map_err(|cause| self.break_off(cause))
     }
 

@@ -199,6 +199,8 @@ fn traffic_is_counted_by_layer() {
                         let gradients = gradients(&layout, learner, 0);
                         let mut output = output(&layout);
                         let _ = exchange.exchange(&given(&gradients), &mut slices(&mut output)).unwrap();
+                        let seconds = exchange.seconds();
+                        assert!(seconds.compress > 0.0 && seconds.encode > 0.0 && seconds.decode > 0.0);
                         exchange.traffic(learner).unwrap().clone()
                     })
                 })
