@@ -60,8 +60,9 @@ fn mpi() -> Result {
     install("ip", &["iproute2"])?;
     let with_mpi = ["-p", "adacomp-exchange", "--features", "mpi", "--locked"];
     run(cargo(&["clippy"]).args(with_mpi).args(["--all-targets", "--", "-D", "warnings"]))?;
-    // One after the other: they measure time limits, and each starts several processes.
-    run(cargo(&["test"]).args(with_mpi).args(["--examples", "--test", "mpi", "--", "--test-threads=1"]))
+    // The tests run the example, one after the other: they measure time limits, and each starts several processes.
+    run(cargo(&["build"]).args(with_mpi).arg("--examples"))?;
+    run(cargo(&["test"]).args(with_mpi).args(["--test", "mpi", "--", "--test-threads=1"]))
 }
 
 fn documentation() -> Result {

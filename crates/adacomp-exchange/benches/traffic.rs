@@ -56,10 +56,10 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
             if let Incoming::ToAll(messages) = &incoming[0] {
                 last_round = messages.iter().map(|message| message.len()).sum();
             }
-            hosts[1].incoming(0, round, &incoming[1]);
-            decode += time(|| hosts[0].incoming(0, round, &incoming[0]));
+            hosts[1].incoming(0, round, &incoming[1]).expect("all messages");
+            decode += time(|| hosts[0].incoming(0, round, &incoming[0]).expect("all messages"));
         }
-        let verdicts: Vec<_> = hosts.iter().flat_map(Protocol::verdict).map(Arc::new).collect();
+        let verdicts: Vec<_> = hosts.iter_mut().flat_map(Protocol::verdict).map(Arc::new).collect();
         let statistics =
             |host: &mut Protocol| host.compressor(0).and_then(|compressor| compressor.statistics().next());
         let scale = statistics(&mut hosts[0]).map_or(0.0, |layer| layer.scale);

@@ -6,7 +6,8 @@
 
 use adacomp::{Gradient, Outcome, Parameter, Policy};
 use adacomp_exchange::{
-    Collective, Exchange, ExchangeError, Incoming, LearnerState, Outgoing, Strategy, local,
+    Collective, CollectiveError, Exchange, ExchangeError, Incoming, LearnerState, Outgoing, Strategy,
+    TIME_LIMIT, local,
 };
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -55,7 +56,7 @@ fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String>
         strategies: Strategy::ALL.to_vec(),
         steps: 20,
         elements: 20_000,
-        limit: Duration::from_secs(60),
+        limit: TIME_LIMIT,
         stop: None,
         state: None,
         differ: None,
@@ -111,6 +112,40 @@ fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error + Send + Syn
     }
 }
 
+/// A collective that stops its learner once so many rounds have come, before they are looked at.
+struct Stopping<C> {
+    inner: C,
+    stop_after: Option<usize>,
+}
+
+impl<C: Collective> Collective for Stopping<C> {
+    fn learners(&self) -> usize {
+        self.inner.learners()
+    }
+
+    fn hosted(&self) -> Range<usize> {
+        self.inner.hosted()
+    }
+
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+        self.inner.start(outgoing)
+    }
+
+    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+        let incoming = self.inner.finish();
+        self.stop_after = self.stop_after.map(|rounds| rounds - 1);
+        if self.stop_after == Some(0) {
+            wait_to_be_killed();
+        }
+        incoming
+    }
+}
+
+fn wait_to_be_killed() {
+    println!("stopped {}", std::process::id());
+    std::thread::sleep(Duration::from_secs(600));
+}
+
 /// All steps of one strategy; gives the collective back.
 fn steps<C: Collective>(
     collective: C,
@@ -128,7 +163,7 @@ fn steps<C: Collective>(
     let policy = if differs { Policy::local_selection() } else { Policy::adacomp() };
     let layout = policy.layout(parameters)?;
     let lengths: Vec<usize> = layout.layers().iter().map(|layer| layer.elements()).collect();
-    let mut exchange = Exchange::new(collective, layout, strategy)?;
+    let mut exchange = Exchange::new(Stopping { inner: collective, stop_after: None }, layout, strategy)?;
     let mut output: Vec<Vec<f32>> = lengths.iter().map(|&length| vec![0.0; length]).collect();
     let mut checksum = Checksum::default();
     let mut traffic = 0;
@@ -142,14 +177,12 @@ fn steps<C: Collective>(
             .clone()
             .map(|learner| lengths.iter().map(|&length| gradient(learner, step, length)).collect())
             .collect();
+        let stop_phase =
+            settings.stop.as_ref().filter(|(learner, at, _)| hosted.contains(learner) && *at == step);
+        let stop_phase = stop_phase.map(|(_, _, phase)| phase.as_str());
         let stop = |phase: &str| {
-            let here = settings
-                .stop
-                .as_ref()
-                .is_some_and(|(learner, at, name)| hosted.contains(learner) && *at == step && name == phase);
-            if here {
-                println!("stopped {}", std::process::id());
-                std::thread::sleep(Duration::from_secs(600));
+            if stop_phase == Some(phase) {
+                wait_to_be_killed();
             }
         };
         stop("compress");
@@ -160,10 +193,14 @@ fn steps<C: Collective>(
         }
         // The first round is under way now.
         stop("exchange");
+        if stop_phase == Some("decode") {
+            let rounds = exchange.protocol().rounds();
+            exchange.collective().stop_after = Some(rounds);
+        }
         let mut slices: Vec<&mut [f32]> = output.iter_mut().map(Vec::as_mut_slice).collect();
         let outcome: Result<Outcome, ExchangeError> = exchange.finish(&mut slices);
         assert_eq!(outcome?, Outcome::Averaged);
-        stop("decode");
+        stop("save");
         // Of the last step only, so that a run that was resumed can be compared.
         checksum = Checksum::default();
         output.iter().flatten().for_each(|value| checksum.add(value.to_bits()));
@@ -195,7 +232,7 @@ fn steps<C: Collective>(
         lines += &format!("{} {} sent {traffic}\n", strategy.name(), hosted.start);
     }
     print!("{lines}");
-    Ok(exchange.into_collective())
+    Ok(exchange.into_collective().inner)
 }
 
 /// The states of the last two steps: a learner may die when others have saved a step and it has not.
@@ -231,7 +268,11 @@ impl StateFiles<'_> {
         }
         let states = self.hosted.clone().map(|learner| {
             let residuals = std::fs::read(self.path(learner, step, "residuals"))?;
-            Ok(LearnerState { residuals, owner: std::fs::read(self.path(learner, step, "owner")).ok() })
+            let owner = match self.strategy {
+                Strategy::Sharded => Some(std::fs::read(self.path(learner, step, "owner"))?),
+                _ => None,
+            };
+            Ok(LearnerState { residuals, owner })
         });
         exchange.protocol().load(&states.collect::<std::io::Result<Vec<_>>>()?)?;
         Ok(())

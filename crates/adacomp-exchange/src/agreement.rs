@@ -39,8 +39,9 @@ pub(crate) fn describe(
     lines.join("\n").into_bytes()
 }
 
-/// That all learners said the same. Everybody sees the same texts, so everybody gets the same error.
-pub(crate) fn check(texts: &[Arc<Vec<u8>>]) -> Result<(), ExchangeError> {
+/// That all learners described themselves in the same way: see [`crate::Protocol::description`]. Everybody sees the same
+/// texts, so everybody gets the same error.
+pub fn check(texts: &[Arc<Vec<u8>>]) -> Result<(), ExchangeError> {
     let Some(first) = texts.first() else { return Ok(()) };
     let Some((learner, other)) = texts.iter().enumerate().find(|(_, text)| *text != first) else {
         return Ok(());
@@ -60,5 +61,28 @@ pub(crate) fn check(texts: &[Arc<Vec<u8>>]) -> Result<(), ExchangeError> {
         let (what, expected) = split(expected);
         let (_, actual) = split(actual);
         return Err(ExchangeError::Disagreement { learner, what, expected, actual });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check, describe};
+    use crate::strategy::Strategy;
+    use adacomp::{Codec, Parameter, Policy};
+    use std::sync::Arc;
+
+    #[test]
+    fn another_version_is_named() {
+        let layout = Policy::adacomp().layout([Parameter::new("fc", &[40, 50])]).unwrap();
+        let ours = describe(&layout, Strategy::Reduce, Codec::Rice, 3, 9);
+        let text = String::from_utf8(ours.clone()).unwrap();
+        let theirs = text.replace("protocol version: 1", "protocol version: 2").into_bytes();
+        let shorter = text.lines().next().unwrap().as_bytes().to_vec();
+        let [ours, theirs, shorter] = [ours, theirs, shorter].map(Arc::new);
+        assert!(check(&[ours.clone(), ours.clone()]).is_ok());
+        let told = check(&[ours.clone(), ours.clone(), theirs]).unwrap_err().to_string();
+        assert_eq!(told, "learner 2 does not fit learner 0: protocol version is 2, but 1 on learner 0");
+        let told = check(&[ours, shorter]).unwrap_err().to_string();
+        assert!(told.starts_with("learner 1 does not fit learner 0: frame version"), "{told}");
     }
 }

@@ -3,6 +3,7 @@
 use crate::error::CollectiveError;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the learners that are hosted here send in one round; the first index is the hosted learner.
 #[derive(Debug, Clone)]
@@ -12,6 +13,44 @@ pub enum Outgoing {
     /// One message to each learner, by its number.
     ToEach(Vec<Vec<Vec<u8>>>),
 }
+
+impl Outgoing {
+    /// That there is a message of each learner that is hosted, and to each learner.
+    pub(crate) fn check(&self, hosted: usize, learners: usize) -> Result<(), CollectiveError> {
+        let lengths = match self {
+            Self::ToAll(messages) => vec![(messages.len(), hosted)],
+            Self::ToEach(messages) => {
+                let each = messages.iter().map(|messages| (messages.len(), learners));
+                std::iter::once((messages.len(), hosted)).chain(each).collect()
+            }
+        };
+        check_lengths(lengths)
+    }
+}
+
+impl Incoming {
+    /// That there is a message of each learner, to each that is hosted.
+    pub(crate) fn check(&self, to_all: bool, hosted: usize, learners: usize) -> Result<(), CollectiveError> {
+        match self {
+            Self::ToAll(messages) if to_all => check_lengths(vec![(messages.len(), learners)]),
+            Self::ToEach(messages) if !to_all => {
+                let each = messages.iter().map(|messages| (messages.len(), learners));
+                check_lengths(std::iter::once((messages.len(), hosted)).chain(each).collect())
+            }
+            _ => Err(CollectiveError::OutOfStep),
+        }
+    }
+}
+
+fn check_lengths(lengths: Vec<(usize, usize)>) -> Result<(), CollectiveError> {
+    match lengths.into_iter().find(|(actual, expected)| actual != expected) {
+        Some((actual, expected)) => Err(CollectiveError::Messages { expected, actual }),
+        None => Ok(()),
+    }
+}
+
+/// How long to wait for other learners, unless told otherwise.
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// What came of a round. Learners also get what they sent themselves.
 #[derive(Debug, Clone)]
@@ -23,6 +62,9 @@ pub enum Incoming {
 }
 
 /// Moves bytes between learners, of which one or several are hosted here.
+///
+/// There is no sum of numbers here: sums must be made in learner order to be the same bits everywhere, so they are a strategy's
+/// business (`dense`), and a collective only moves bytes.
 ///
 /// Rounds are started and finished in the same order everywhere. Starting does not wait, so that several rounds can be
 /// under way while the learner works; finishing waits for the oldest, and never longer than the collective's time limit.

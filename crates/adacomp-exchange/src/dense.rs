@@ -134,7 +134,8 @@ impl Rounds for Dense {
                 0 => self.whole.send_share(member, layer, setting.share(layer, receiver), message),
                 _ => self.whole.send_average((member.position, index), message),
             }
-            member.count_sent(layer, receiver, round == 0, message.len() - start);
+            let copies = if round == 0 { 1 } else { setting.learners - 1 };
+            member.count_sent(layer, receiver, copies, message.len() - start);
         }
     }
 

@@ -28,6 +28,14 @@ pub enum CollectiveError {
     /// Learners disagree about which round this is: a mistake in their use.
     #[error("learners are in different rounds: some send to all, some to each")]
     OutOfStep,
+    /// Messages that are missing or too many.
+    #[error("a round has {actual} messages, expected {expected}")]
+    Messages {
+        /// How many there should be.
+        expected: usize,
+        /// How many there are.
+        actual: usize,
+    },
     /// There is no round to finish.
     #[error("no round was started")]
     NotStarted,
@@ -87,6 +95,14 @@ pub enum Cause {
     /// Another model or policy.
     #[error("it is of another model or policy")]
     Layout,
+    /// Another group of layers, or a step in which its sender sends everything and the receiver does not, or the reverse.
+    #[error("it is of group {group}, sent {}; expected otherwise", if *everything { "whole" } else { "as selected" })]
+    Mode {
+        /// Its group.
+        group: u32,
+        /// Whether its sender sends everything.
+        everything: bool,
+    },
     /// A message that another learner sent, or that was meant for another learner.
     #[error("it was sent by learner {sender} to {}", receiver.map_or("all".to_owned(), |receiver| format!("learner {receiver}")))]
     Misrouted {
@@ -136,6 +152,28 @@ pub enum ExchangeError {
         receiver: usize,
         /// Why.
         reason: String,
+    },
+    /// A verdict that cannot be read: other learners may have ended the step in another way, so none can go on.
+    #[error(
+        "step {step}: the verdict of learner {learner} cannot be read: {cause}; go on from the last saved state"
+    )]
+    Verdict {
+        /// The step.
+        step: u64,
+        /// Whose verdict.
+        learner: usize,
+        /// Why.
+        cause: Cause,
+    },
+    /// Gradients that are not one for each layer of each learner that is hosted here. Nothing was compressed.
+    #[error("gradients {what}: {actual}, expected {expected}")]
+    Gradients {
+        /// Of what.
+        what: String,
+        /// How many there should be.
+        expected: usize,
+        /// How many there are.
+        actual: usize,
     },
     /// A treatment that the strategy cannot exchange.
     #[error("parameter `{parameter}`: {strategy} cannot exchange top-k selections; use gather")]

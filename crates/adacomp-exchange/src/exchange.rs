@@ -56,7 +56,8 @@ pub struct Exchange<C> {
     /// Of the step that is going on.
     spent: Seconds,
     seconds: Seconds,
-    broken: Option<CollectiveError>,
+    /// Why learners cannot go on, and since which step.
+    broken: Option<(u64, CollectiveError)>,
 }
 
 impl<C: Collective> Exchange<C> {
@@ -69,14 +70,13 @@ impl<C: Collective> Exchange<C> {
     ) -> Result<Self, ExchangeError> {
         let (layout, Options { strategy, codec, group }) = (layout.into(), options.into());
         let (learners, hosted) = (collective.learners(), collective.hosted());
-        let description = agreement::describe(&layout, strategy, codec, learners, group);
+        let protocol = Protocol::new(layout, strategy, codec, learners, hosted.clone(), group)?;
         let failed = |cause| ExchangeError::Collective { step: 0, cause };
-        collective.start(Outgoing::ToAll(vec![description; hosted.len()])).map_err(failed)?;
+        collective.start(Outgoing::ToAll(vec![protocol.description(); hosted.len()])).map_err(failed)?;
         match collective.finish().map_err(failed)? {
             Incoming::ToAll(texts) => agreement::check(&texts)?,
             Incoming::ToEach(_) => return Err(failed(CollectiveError::OutOfStep)),
         }
-        let protocol = Protocol::new(layout, strategy, codec, learners, hosted, group)?;
         Ok(Self {
             collective,
             protocol,
@@ -143,12 +143,35 @@ impl<C: Collective> Exchange<C> {
         gradients: &[Vec<Gradient<'_>>],
         output: &mut [&mut [f32]],
     ) -> Result<Outcome, ExchangeError> {
+        self.check_gradients(gradients)?;
+        self.protocol.check_output(output)?;
         for (learner, gradients) in self.collective.hosted().zip(gradients) {
             for (layer, gradient) in gradients.iter().enumerate().rev() {
                 self.give(learner, layer, *gradient)?;
             }
         }
         self.finish(output)
+    }
+
+    /// Before anything is compressed, because a step that is half given cannot be taken back without the other learners.
+    fn check_gradients(&self, gradients: &[Vec<Gradient<'_>>]) -> Result<(), ExchangeError> {
+        let wrong = |what: String, expected, actual| Err(ExchangeError::Gradients { what, expected, actual });
+        let (hosted, layout) = (self.collective.hosted(), self.protocol.layout());
+        if gradients.len() != hosted.len() {
+            return wrong("of learners that are hosted here".to_owned(), hosted.len(), gradients.len());
+        }
+        for (learner, gradients) in hosted.zip(gradients) {
+            if gradients.len() != layout.len() {
+                return wrong(format!("of layers of learner {learner}"), layout.len(), gradients.len());
+            }
+            for (layer, gradient) in layout.layers().iter().zip(gradients) {
+                if gradient.len() != layer.elements() {
+                    let what = format!("of `{}` of learner {learner}", layer.name());
+                    return wrong(what, layer.elements(), gradient.len());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Ends the step: waits for all learners, and writes the averaged gradient into `output`, a slice for each layer.
@@ -161,8 +184,9 @@ impl<C: Collective> Exchange<C> {
         while let Some((group, round)) = self.under_way.pop_front() {
             let incoming = self.wait()?;
             let start = Instant::now();
-            self.protocol.incoming(group, round, &incoming);
+            let taken = self.protocol.incoming(group, round, &incoming);
             self.spent.decode += start.elapsed().as_secs_f64();
+            taken.map_err(|cause| self.break_off(cause))?;
             if round + 1 < self.protocol.rounds() {
                 self.start_round(group, round + 1)?;
             }
@@ -176,6 +200,13 @@ impl<C: Collective> Exchange<C> {
                 let outcome = self.protocol.conclude(&verdicts, output);
                 self.spent.decode += start.elapsed().as_secs_f64();
                 self.seconds = std::mem::take(&mut self.spent);
+                if let Err(error @ (ExchangeError::Verdict { .. } | ExchangeError::Collective { .. })) =
+                    &outcome
+                {
+                    let cause =
+                        CollectiveError::Transport { transport: "exchange", reason: error.to_string() };
+                    self.broken = Some((self.protocol.step(), cause));
+                }
                 outcome
             }
             Incoming::ToEach(_) => Err(self.break_off(CollectiveError::OutOfStep)),
@@ -206,15 +237,13 @@ impl<C: Collective> Exchange<C> {
         let step = self.protocol.step();
         self.protocol.drop_step();
         self.under_way.clear();
-        self.broken = Some(cause.clone());
+        self.broken = Some((step, cause.clone()));
         ExchangeError::Collective { step, cause }
     }
 
     fn check_whole(&self) -> Result<(), ExchangeError> {
         match &self.broken {
-            Some(cause) => {
-                Err(ExchangeError::Collective { step: self.protocol.step(), cause: cause.clone() })
-            }
+            Some((step, cause)) => Err(ExchangeError::Collective { step: *step, cause: cause.clone() }),
             None => Ok(()),
         }
     }

@@ -34,7 +34,7 @@ impl Rounds for Gather {
             .expect("all layers of a group are given before its first round");
         for &layer in setting.layers {
             let bytes = member.compressor.statistics().nth(layer).map_or(0, |layer| layer.bytes);
-            member.count_sent(layer, receiver, false, bytes);
+            member.count_sent(layer, receiver, setting.learners - 1, bytes);
         }
     }
 
@@ -49,7 +49,17 @@ impl Rounds for Gather {
         let averager = self.averager.get_or_insert_with(|| Averager::new(first.compressor.layout().clone()));
         let outcome = averager.check(setting.step, contents, Expected::Layers(setting.layers));
         match outcome {
-            Ok(Outcome::Averaged) => Ok(None),
+            Ok(Outcome::Averaged) => {
+                for (sender, frame) in averager.frames().iter().enumerate() {
+                    for member in members.iter_mut().filter(|member| member.learner != sender) {
+                        let layers = &mut member.traffic.layers;
+                        frame
+                            .section_bytes()
+                            .for_each(|(layer, bytes)| layers[layer].received += bytes as u64);
+                    }
+                }
+                Ok(None)
+            }
             Ok(Outcome::NonFinite { learner }) => Ok(Some(learner as usize)),
             Err(error) => {
                 let sender = match error {

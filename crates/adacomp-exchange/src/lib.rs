@@ -19,7 +19,8 @@ mod strategy;
 mod sums;
 mod traffic;
 
-pub use collective::{Collective, Incoming, Outgoing};
+pub use agreement::check as check_agreement;
+pub use collective::{Collective, Incoming, Outgoing, TIME_LIMIT};
 pub use error::{Cause, CollectiveError, ExchangeError};
 pub use exchange::{Exchange, Options, Seconds};
 pub use local::{Local, local};

@@ -77,6 +77,7 @@ impl Collective for Local {
     }
 
     fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+        outgoing.check(self.hosted().len(), self.learners)?;
         let threads = self.shared.hosted.len();
         let mut state = self.shared.lock();
         let index = (self.started - state.first) as usize;
@@ -97,7 +98,8 @@ impl Collective for Local {
         if self.finished == self.started {
             return Err(CollectiveError::NotStarted);
         }
-        let deadline = Instant::now() + self.limit;
+        // A limit beyond all time is none.
+        let deadline = Instant::now().checked_add(self.limit);
         let mut state = self.shared.lock();
         loop {
             let index = (self.finished - state.first) as usize;
@@ -114,10 +116,11 @@ impl Collective for Local {
             if !ended.is_empty() {
                 return Err(CollectiveError::Ended { learners: learners(&ended) });
             }
-            let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-            else {
+            let left =
+                deadline.map_or(self.limit, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
                 return Err(CollectiveError::TimeOut { learners: learners(&missing), limit: self.limit });
-            };
+            }
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         let index = (self.finished - state.first) as usize;

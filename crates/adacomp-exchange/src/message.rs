@@ -37,9 +37,8 @@ pub(crate) enum Flag {
 }
 
 impl Context {
-    fn checksum(&self, bytes: &[u8]) -> u32 {
-        let mut hash = crc32fast::Hasher::new();
-        hash.update(bytes);
+    /// The checksum of a message, whose own bytes `hash` has seen.
+    fn checksum(&self, mut hash: crc32fast::Hasher) -> u32 {
         hash.update(&self.fingerprint.to_le_bytes());
         hash.update(&self.step.to_le_bytes());
         hash.update(&self.group.to_le_bytes());
@@ -55,7 +54,7 @@ impl Context {
 
     /// Closes a message that was begun with [`Context::begin`].
     pub(crate) fn seal(&self, message: &mut Vec<u8>) {
-        let checksum = self.checksum(message);
+        let checksum = self.checksum(hash(message));
         message.extend_from_slice(&checksum.to_le_bytes());
     }
 
@@ -71,7 +70,9 @@ impl Context {
             return Err(Cause::Truncated { length });
         }
         let (bytes, checksum) = message.split_at(length - CHECKSUM);
-        let matches = |context: &Context| context.checksum(bytes).to_le_bytes() == *checksum;
+        // Once over the bytes, however many contexts are tried.
+        let hash = hash(bytes);
+        let matches = |context: &Context| context.checksum(hash.clone()).to_le_bytes() == *checksum;
         let (version, round) = (bytes[0] >> 5, bytes[0] & 7);
         if matches(self) && version == VERSION && round == self.round {
             let flag = match bytes[0] >> 3 & 3 {
@@ -105,6 +106,13 @@ impl Context {
         if let Some(actual) = near.into_iter().find(|&step| matches(&Self { step, ..*self })) {
             return Cause::Step { expected: self.step, actual };
         }
+        let groups = (0..8).flat_map(|by| [self.group.checked_sub(by), self.group.checked_add(by)]).flatten();
+        let modes = groups.flat_map(|group| [(group, false), (group, true)]);
+        for (group, everything) in modes {
+            if matches(&Self { group, everything, ..*self }) {
+                return Cause::Mode { group, everything };
+            }
+        }
         if version != VERSION {
             Cause::Version { expected: VERSION, actual: version }
         } else if bytes[2] != self.layout_byte() && round == self.round && bytes[1] == self.step as u8 {
@@ -113,4 +121,10 @@ impl Context {
             Cause::Checksum
         }
     }
+}
+
+fn hash(bytes: &[u8]) -> crc32fast::Hasher {
+    let mut hash = crc32fast::Hasher::new();
+    hash.update(bytes);
+    hash
 }

@@ -11,8 +11,7 @@ use mpi::traits::{Communicator, CommunicatorCollectives};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// This process as one of MPI's learners.
 #[derive(Debug)]
@@ -22,7 +21,6 @@ pub struct Mpi {
     limit: Duration,
     outgoing: Option<Sender<Outgoing>>,
     incoming: Receiver<Result<Incoming, CollectiveError>>,
-    thread: Option<JoinHandle<()>>,
     under_way: usize,
     lost: bool,
 }
@@ -33,7 +31,7 @@ impl Mpi {
         let (outgoing, requests) = channel();
         let (replies, incoming) = channel();
         let (introduce, introduced) = channel();
-        let thread = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name("mpi".to_owned())
             .spawn(move || serve(&introduce, &requests, &replies))
             .map_err(|error| failed(&error.to_string()))?;
@@ -41,8 +39,7 @@ impl Mpi {
             .recv_timeout(limit)
             .map_err(|_| failed("did not start; is this process run by mpirun?"))?
             .ok_or_else(|| failed("is initialised already, by other code of this process"))?;
-        let (outgoing, thread) = (Some(outgoing), Some(thread));
-        Ok(Self { learner, learners, limit, outgoing, incoming, thread, under_way: 0, lost: false })
+        Ok(Self { learner, learners, limit, outgoing: Some(outgoing), incoming, under_way: 0, lost: false })
     }
 }
 
@@ -143,6 +140,8 @@ impl Collective for Mpi {
     }
 
     fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+        outgoing.check(1, self.learners)?;
+        self.check_lost()?;
         let gone = || failed("has ended");
         self.outgoing.as_ref().ok_or_else(gone)?.send(outgoing).map_err(|_| gone())?;
         self.under_way += 1;
@@ -150,6 +149,7 @@ impl Collective for Mpi {
     }
 
     fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+        self.check_lost()?;
         if self.under_way == 0 {
             return Err(CollectiveError::NotStarted);
         }
@@ -166,12 +166,24 @@ impl Collective for Mpi {
     }
 }
 
+impl Mpi {
+    /// After a time-out an answer may still come, and would be taken for that of another round.
+    fn check_lost(&self) -> Result<(), CollectiveError> {
+        if self.lost { Err(failed("has lost a learner")) } else { Ok(()) }
+    }
+}
+
 impl Drop for Mpi {
     fn drop(&mut self) {
+        // MPI ends with its thread, which ends when there are no more requests; but ending waits for all learners, so this
+        // must not wait for longer than for anything else.
         self.outgoing = None;
-        // MPI ends with its thread; but one that waits for a lost learner never would.
-        if let Some(thread) = self.thread.take().filter(|_| !self.lost && self.under_way == 0) {
-            let _ = thread.join();
+        let deadline = Instant::now() + self.limit;
+        while !self.lost && Instant::now() < deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if matches!(self.incoming.recv_timeout(left), Err(RecvTimeoutError::Disconnected)) {
+                return;
+            }
         }
     }
 }

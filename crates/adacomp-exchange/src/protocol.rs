@@ -8,8 +8,9 @@
 //! Whatever happens, every learner takes part in the same rounds: one that has refused a message, or whose gradient is not
 //! finite, sends envelopes that say so.
 
+use crate::agreement;
 use crate::collective::{Incoming, Outgoing};
-use crate::error::{Cause, ExchangeError};
+use crate::error::{Cause, CollectiveError, ExchangeError};
 use crate::message::{Context, Flag};
 use crate::shares::share;
 use crate::strategy::{Addressing, Fault, Rounds, Strategy};
@@ -29,6 +30,8 @@ pub(crate) struct Member {
     pub(crate) compressor: Compressor,
     /// What it keeps as an owner: the residuals of its shares of averaged gradients.
     pub(crate) owner: Option<Compressor>,
+    /// The same as it was before the step: what came to an owner goes back to its senders if the step is dropped.
+    pub(crate) owner_before: Option<Compressor>,
     pub(crate) traffic: Traffic,
     fault: Option<Fault>,
 }
@@ -52,7 +55,7 @@ impl Setting<'_> {
 
     /// The elements of a layer that a learner owns.
     pub(crate) fn share(&self, layer: usize, owner: usize) -> Range<usize> {
-        share(&self.layout[layer], owner, self.learners)
+        share(self.layout, layer, owner, self.learners)
     }
 }
 
@@ -70,6 +73,7 @@ pub struct Protocol {
     strategy: Strategy,
     codec: Codec,
     learners: usize,
+    group: usize,
     members: Vec<Member>,
     groups: Vec<Group>,
     step: u64,
@@ -81,6 +85,9 @@ pub struct Protocol {
 impl Protocol {
     /// The learners of `hosted`, of so many in all. Layers are exchanged in groups of at least `group` elements, the last
     /// layers first, because the backward pass produces these first.
+    ///
+    /// # Panics
+    /// If no learner is hosted, or one that is not among all.
     pub fn new(
         layout: impl Into<Arc<Layout>>,
         strategy: Strategy,
@@ -89,6 +96,7 @@ impl Protocol {
         hosted: Range<usize>,
         group: usize,
     ) -> Result<Self, ExchangeError> {
+        assert!(!hosted.is_empty() && hosted.end <= learners, "learners {hosted:?} of {learners}");
         let layout = layout.into();
         let is_top_k = |layer: &&Layer| matches!(layer.treatment, Treatment::TopK(_));
         if let (Strategy::Reduce | Strategy::Sharded, Some(layer)) =
@@ -103,6 +111,7 @@ impl Protocol {
             compressor: Compressor::new(layout.clone()),
             owner: (strategy == Strategy::Sharded)
                 .then(|| Compressor::new(owner_layout(&layout, learner, learners))),
+            owner_before: None,
             traffic: Traffic::default(),
             fault: None,
         });
@@ -118,6 +127,7 @@ impl Protocol {
             strategy,
             codec,
             learners,
+            group,
             step: 0,
             sending: Sending::Selected,
             non_finite: None,
@@ -134,6 +144,12 @@ impl Protocol {
     /// How gradients are exchanged.
     pub fn strategy(&self) -> Strategy {
         self.strategy
+    }
+
+    /// What this was started with. All learners' must be the same: carry them to all, and let
+    /// [`crate::check_agreement`] tell, before the first step.
+    pub fn description(&self) -> Vec<u8> {
+        agreement::describe(&self.layout, self.strategy, self.codec, self.learners, self.group)
     }
 
     /// How many learners there are.
@@ -177,14 +193,24 @@ impl Protocol {
         self.members.iter().find(|member| member.learner == learner).map(|member| &member.traffic)
     }
 
-    /// Has the step that is going on send everything, or what is selected. Nothing must have been given yet.
+    /// Has the step that is going on send everything, or what is selected. All learners must do the same. With `sharded`,
+    /// what owners keep stays with them.
+    ///
+    /// # Panics
+    /// If a gradient has been given already.
     pub fn set_sending(&mut self, sending: Sending) {
+        assert!(!self.is_open(), "a gradient has been given already");
         self.sending = sending;
     }
 
     /// Goes on with this step.
     pub(crate) fn set_step(&mut self, step: u64) {
         self.begin_at(step, self.sending);
+    }
+
+    /// Whether a gradient of this step has been given.
+    pub(crate) fn is_open(&self) -> bool {
+        self.members.iter().any(|member| member.compressor.is_open())
     }
 
     fn begin_at(&mut self, step: u64, sending: Sending) {
@@ -231,7 +257,11 @@ impl Protocol {
     }
 
     /// What the learners that are hosted here send in a round.
+    ///
+    /// # Panics
+    /// If some gradient of the group has not been given.
     pub fn outgoing(&mut self, group: usize, round: usize) -> Outgoing {
+        assert!(self.is_given(group), "all gradients of a group must be given before its first round");
         let (envelopes, rounds, members) = parts(self, group);
         let addressing = rounds.addressing()[round];
         let mut each_to = |member: &mut Member, receiver: Option<usize>| {
@@ -257,9 +287,11 @@ impl Protocol {
             if rounds.in_envelopes() {
                 context.seal(&mut message);
             }
-            if receiver != Some(member.learner) {
-                member.traffic.sent += message.len() as u64;
-            }
+            let copies = match receiver {
+                Some(receiver) => usize::from(receiver != member.learner),
+                None => envelopes.setting.learners - 1,
+            };
+            member.traffic.sent += (copies * message.len()) as u64;
             message
         };
         match addressing {
@@ -275,8 +307,16 @@ impl Protocol {
         }
     }
 
-    /// Takes what came of a round. What is wrong with it comes out in the verdict.
-    pub fn incoming(&mut self, group: usize, round: usize, incoming: &Incoming) {
+    /// Takes what came of a round. What is wrong with its messages comes out in the verdict; an error is that there are not
+    /// as many as there should be, after which learners cannot go on.
+    pub fn incoming(
+        &mut self,
+        group: usize,
+        round: usize,
+        incoming: &Incoming,
+    ) -> Result<(), CollectiveError> {
+        let to_all = self.groups[group].rounds.addressing()[round] == Addressing::ToAll;
+        incoming.check(to_all, self.members.len(), self.learners)?;
         let (envelopes, rounds, members) = parts(self, group);
         let mut non_finite = None;
         match incoming {
@@ -319,23 +359,44 @@ impl Protocol {
             }
         }
         self.non_finite = self.non_finite.or(non_finite);
+        Ok(())
     }
 
-    /// What each learner that is hosted here says of the step: nothing if it has refused nothing.
-    pub fn verdict(&self) -> Vec<Vec<u8>> {
-        let verdict = |member: &Member| match &member.fault {
-            None => Vec::new(),
-            Some(fault) => {
-                let kind = if fault.cause == Cause::Failed { SECONDARY } else { PRIMARY };
-                let sender = (fault.sender as u32).to_le_bytes();
-                [&[kind], &sender[..], fault.cause.to_string().as_bytes()].concat()
+    /// What each learner that is hosted here says of the step: a message to all, empty but for its envelope if it has refused
+    /// nothing.
+    pub fn verdict(&mut self) -> Vec<Vec<u8>> {
+        let contexts: Vec<_> =
+            self.members.iter().map(|member| self.verdict_context(member.learner)).collect();
+        let copies = self.learners as u64 - 1;
+        let verdict = |(member, context): (&mut Member, Context)| {
+            let mut message = context.begin(Flag::Good);
+            if let Some(fault) = &member.fault {
+                message.push(if fault.cause == Cause::Failed { SECONDARY } else { PRIMARY });
+                message.extend_from_slice(&(fault.sender as u32).to_le_bytes());
+                message.extend_from_slice(fault.cause.to_string().as_bytes());
             }
+            context.seal(&mut message);
+            member.traffic.sent += copies * message.len() as u64;
+            message
         };
-        self.members.iter().map(verdict).collect()
+        self.members.iter_mut().zip(contexts).map(verdict).collect()
+    }
+
+    fn verdict_context(&self, sender: usize) -> Context {
+        Context {
+            fingerprint: self.layout.fingerprint(),
+            step: self.step,
+            group: u32::MAX,
+            round: VERDICT,
+            everything: false,
+            sender,
+            receiver: None,
+        }
     }
 
     /// Ends the step as all learners' verdicts say. The output, a slice for each layer, is written only if the gradient was
-    /// averaged.
+    /// averaged. After [`ExchangeError::Verdict`] and [`ExchangeError::Collective`] learners cannot go on; after other errors
+    /// they can.
     pub fn conclude(
         &mut self,
         verdicts: &[Arc<Vec<u8>>],
@@ -343,7 +404,9 @@ impl Protocol {
     ) -> Result<Outcome, ExchangeError> {
         self.check_output(output)?;
         let step = self.step;
-        if let Some(error) = failure(step, verdicts) {
+        let messages: Vec<&[u8]> = verdicts.iter().map(|verdict| verdict.as_slice()).collect();
+        self.members.iter_mut().for_each(|member| member.count_received(&messages));
+        if let Some(error) = self.failure(&messages) {
             self.drop_step();
             return Err(error);
         }
@@ -356,21 +419,47 @@ impl Protocol {
             rounds.write(&envelopes.setting, output);
         }
         for member in &mut self.members {
-            member.compressor.commit()?;
-            if let Some(owner) = member.owner.as_mut().filter(|owner| owner.is_open()) {
-                owner.commit()?;
+            member.owner_before = None;
+            for compressor in [Some(&mut member.compressor), member.owner.as_mut()].into_iter().flatten() {
+                if compressor.is_open() {
+                    compressor.commit()?;
+                }
             }
         }
         self.begin_at(step + 1, Sending::Selected);
         Ok(Outcome::Averaged)
     }
 
+    /// The error that the verdicts amount to: the first that is not just a consequence of another.
+    fn failure(&self, verdicts: &[&[u8]]) -> Option<ExchangeError> {
+        let step = self.step;
+        if verdicts.len() != self.learners {
+            let cause = CollectiveError::Messages { expected: self.learners, actual: verdicts.len() };
+            return Some(ExchangeError::Collective { step, cause });
+        }
+        let mut refused = Vec::new();
+        for (learner, verdict) in verdicts.iter().enumerate() {
+            match self.verdict_context(learner).open(verdict, self.learners) {
+                Ok((_, [])) => {}
+                Ok((_, contents)) => refused.push((learner, contents)),
+                Err(cause) => return Some(ExchangeError::Verdict { step, learner, cause }),
+            }
+        }
+        let primary = refused.iter().find(|(_, contents)| contents[0] == PRIMARY);
+        let &(receiver, contents) = primary.or(refused.first())?;
+        let (sender, reason) = contents[1..].split_first_chunk().unwrap_or((&[u8::MAX; 4], &[]));
+        let (sender, reason) =
+            (u32::from_le_bytes(*sender) as usize, String::from_utf8_lossy(reason).into_owned());
+        Some(ExchangeError::Message { step, sender, receiver, reason })
+    }
+
     /// Ends the step without using it. Where learners cannot agree on that, none of them can go on.
     pub fn drop_step(&mut self) {
         for member in &mut self.members {
             member.compressor.drop_step();
-            if let Some(owner) = &mut member.owner {
-                owner.drop_step();
+            // What came to the owner is back with its senders, so it must not stay here.
+            if let Some(before) = member.owner_before.take() {
+                member.owner = Some(before);
             }
         }
         self.begin_at(self.step + 1, Sending::Selected);
@@ -389,21 +478,10 @@ impl Protocol {
     }
 }
 
+/// The round of verdicts.
+const VERDICT: u8 = 7;
 const PRIMARY: u8 = 1;
 const SECONDARY: u8 = 2;
-
-/// The error that the verdicts amount to: the first that is not just a consequence of another.
-fn failure(step: u64, verdicts: &[Arc<Vec<u8>>]) -> Option<ExchangeError> {
-    let refused = || verdicts.iter().enumerate().filter(|(_, verdict)| !verdict.is_empty());
-    let primary = refused().find(|(_, verdict)| verdict[0] == PRIMARY);
-    let (receiver, verdict) = primary.or_else(|| refused().next())?;
-    let sender = verdict
-        .get(1..5)
-        .and_then(|bytes| bytes.first_chunk())
-        .map_or(u32::MAX, |bytes| u32::from_le_bytes(*bytes));
-    let reason = String::from_utf8_lossy(verdict.get(5..).unwrap_or_default()).into_owned();
-    Some(ExchangeError::Message { step, sender: sender as usize, receiver, reason })
-}
 
 impl Member {
     fn refuse(&mut self, fault: &Fault) {
@@ -411,10 +489,10 @@ impl Member {
         self.fault.get_or_insert_with(|| fault.clone());
     }
 
-    /// Counts a layer's bytes in a message that goes to one learner or to all.
-    pub(crate) fn count_sent(&mut self, layer: usize, receiver: usize, to_each: bool, bytes: usize) {
-        if !to_each || receiver != self.learner {
-            self.traffic.layers[layer].sent += bytes as u64;
+    /// Counts a layer's bytes in a message to one learner, or in so many copies of a message to all.
+    pub(crate) fn count_sent(&mut self, layer: usize, receiver: usize, copies: usize, bytes: usize) {
+        if copies > 1 || receiver != self.learner {
+            self.traffic.layers[layer].sent += (copies * bytes) as u64;
         }
     }
 
@@ -484,7 +562,8 @@ impl Envelopes<'_> {
 
 /// The parts of a protocol that a group's round works with.
 fn parts(protocol: &mut Protocol, group: usize) -> (Envelopes<'_>, &mut dyn Rounds, &mut [Member]) {
-    let Protocol { layout, codec, learners, members, groups, step, sending, non_finite, strategy } = protocol;
+    let Protocol { layout, codec, learners, members, groups, step, sending, non_finite, strategy, .. } =
+        protocol;
     let Group { layers, rounds, .. } = &mut groups[group];
     let everything = *sending == Sending::Everything || *strategy == Strategy::Dense;
     let setting = Setting { layout, layers, learners: *learners, step: *step, codec: *codec, everything };
@@ -510,8 +589,8 @@ fn cut_groups(layout: &Layout, elements: usize) -> Vec<Vec<usize>> {
 
 /// A learner's shares of all layers, as layers of their own.
 pub(crate) fn owner_layout(layout: &Layout, owner: usize, learners: usize) -> Layout {
-    let layers = layout.layers().iter().map(|layer| {
-        let elements = share(layer, owner, learners).len();
+    let layers = layout.layers().iter().enumerate().map(|(number, layer)| {
+        let elements = share(layout, number, owner, learners).len();
         Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment: layer.treatment }
     });
     Layout::new(layers.collect(), layout.soft_threshold()).expect("shares of valid layers are valid layers")

@@ -17,7 +17,6 @@ pub(crate) struct Reduce {
     /// By position of the layer: elements with a sum, and the sum.
     results: Vec<Vec<(u32, i32)>>,
     selected: Vec<Selected>,
-    learners: usize,
 }
 
 const SCALES: usize = 0;
@@ -49,7 +48,8 @@ impl Rounds for Reduce {
                 (_, SIGNS) => self.whole.send_share(member, layer, share, message),
                 (_, _) => self.whole.send_average((member.position, index), message),
             }
-            member.count_sent(layer, receiver, round == SIGNS, message.len() - start);
+            let copies = if round == SIGNS { 1 } else { setting.learners - 1 };
+            member.count_sent(layer, receiver, copies, message.len() - start);
         }
     }
 
@@ -91,7 +91,6 @@ impl Rounds for Reduce {
         members: &mut [Member],
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault> {
-        self.learners = setting.learners;
         let mut contents = contents.to_vec();
         for (index, &layer) in setting.layers.iter().enumerate() {
             let before = contents.clone();
@@ -133,7 +132,7 @@ impl Rounds for Reduce {
             }
             output[layer].fill(0.0);
             for &(element, sum) in &self.results[index] {
-                output[layer][element as usize] = sum as f32 * self.scales[index] / self.learners as f32;
+                output[layer][element as usize] = sum as f32 * self.scales[index] / setting.learners as f32;
             }
         }
     }

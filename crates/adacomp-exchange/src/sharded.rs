@@ -48,7 +48,8 @@ impl Rounds for Sharded {
                     send_selection(packet, 0..share.len(), message);
                 }
             }
-            member.count_sent(layer, receiver, round == 0, message.len() - start);
+            let copies = if round == 0 { 1 } else { setting.learners - 1 };
+            member.count_sent(layer, receiver, copies, message.len() - start);
         }
     }
 
@@ -80,6 +81,9 @@ impl Rounds for Sharded {
                 let factor = 1.0 / setting.learners as f32;
                 self.average.iter_mut().for_each(|value| *value *= factor);
                 if let Some(owner) = &mut member.owner {
+                    if !owner.is_open() {
+                        member.owner_before = Some(owner.clone());
+                    }
                     let sent = owner.compress_layer(layer, self.average.as_slice().into(), Sending::Selected);
                     // Only a sum of scales that overflows can be refused here.
                     let finite = sent.is_ok() && owner.is_finite();

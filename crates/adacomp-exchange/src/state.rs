@@ -3,7 +3,8 @@
 use crate::error::ExchangeError;
 use crate::protocol::{Protocol, owner_layout};
 use crate::shares::share;
-use adacomp::{Compressor, StateError};
+use crate::strategy::Strategy;
+use adacomp::{Compressor, SavedBy, StateError};
 
 /// What one learner keeps between steps, as safetensors files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,24 +32,33 @@ impl Protocol {
     /// Takes over what was saved, and goes on with the step before which it was.
     ///
     /// `states` are those of all learners in their order, or of those that are hosted here if there are as many learners as
-    /// before. With another number of learners, what owners kept goes to all learners' residuals: it is of the average, so
-    /// that conserves it. Everything is checked before anything is changed.
+    /// before. With another number of learners, or another strategy, what owners kept goes to all learners' residuals: it is
+    /// of the average, so that conserves it. Everything is checked before anything is changed.
     pub fn load(&mut self, states: &[LearnerState]) -> Result<(), ExchangeError> {
-        let learners = self.learners();
+        if self.is_open() {
+            return Err(StateError::Open.into());
+        }
         let residuals: Vec<&[u8]> = states.iter().map(|state| state.residuals.as_slice()).collect();
         let owners: Vec<&[u8]> = states.iter().filter_map(|state| state.owner.as_deref()).collect();
         if !owners.is_empty() && owners.len() != states.len() {
-            return Err(StateError::Empty.into());
+            return Err(StateError::Owners { with: owners.len(), of: states.len() }.into());
         }
-        let mut step = 0;
+        let saved = one_run(residuals.iter().chain(&owners))?;
+        let owners_stay = saved.learners == self.learners() && self.strategy() == Strategy::Sharded;
+        let kept_by_owners =
+            if owners_stay { Vec::new() } else { self.read_owners(&owners, saved.learners)? };
+
         let mut loaded = Vec::new();
         for learner in self.hosted() {
-            let mut compressor = Compressor::new(self.layout().clone());
-            step = compressor.load(&residuals, learner, learners)?;
+            let learners = self.learners();
+            let mut compressor = self.compressor(learner).cloned().ok_or(StateError::Empty)?;
+            compressor.load(&residuals, learner, learners)?;
+            for (layer, start, values) in &kept_by_owners {
+                compressor.add_to_residual(*layer, *start, values);
+            }
             let mut owner = self.owner(learner).map(|owner| Compressor::new(owner.layout().clone()));
-            let own = owner.as_mut().map(|owner| owner.load(&owners, learner, learners));
-            if !matches!(own, Some(Ok(_))) {
-                self.spread_owners(&owners, &mut compressor)?;
+            if let Some(owner) = owner.as_mut().filter(|_| owners_stay && !owners.is_empty()) {
+                owner.load(&owners, learner, learners)?;
             }
             loaded.push((learner, compressor, owner));
         }
@@ -60,21 +70,46 @@ impl Protocol {
                 *slot = owner;
             }
         }
-        self.set_step(step);
+        self.set_step(saved.step);
         Ok(())
     }
 
-    /// Adds what so many owners kept to a learner's residuals.
-    fn spread_owners(&self, owners: &[&[u8]], compressor: &mut Compressor) -> Result<(), ExchangeError> {
+    /// What so many owners kept: layer, first element, values.
+    fn read_owners(
+        &self,
+        owners: &[&[u8]],
+        learners: usize,
+    ) -> Result<Vec<(usize, usize, Vec<f32>)>, ExchangeError> {
+        if !owners.is_empty() && owners.len() != learners {
+            return Err(StateError::Owners { with: owners.len(), of: learners }.into());
+        }
+        let mut all = Vec::new();
         for (owner, state) in owners.iter().enumerate() {
-            let mut kept = Compressor::new(owner_layout(self.layout(), owner, owners.len()));
-            kept.load(&[state], owner, owners.len())?;
-            for (number, layer) in self.layout().layers().iter().enumerate() {
-                if let Some(values) = kept.residual(number) {
-                    compressor.add_to_residual(number, share(layer, owner, owners.len()).start, values);
-                }
+            let mut kept = Compressor::new(owner_layout(self.layout(), owner, learners));
+            kept.load(&[state], owner, learners)?;
+            for layer in 0..self.layout().len() {
+                let start = share(self.layout(), layer, owner, learners).start;
+                all.extend(kept.residual(layer).map(|values| (layer, start, values.to_vec())));
             }
         }
-        Ok(())
+        Ok(all)
     }
+}
+
+/// That states are of one run and step; which.
+fn one_run<'a>(states: impl Iterator<Item = &'a &'a [u8]>) -> Result<SavedBy, StateError> {
+    let mut first: Option<SavedBy> = None;
+    for (position, state) in states.enumerate() {
+        let saved = SavedBy::read(state, position)?;
+        let expected = *first.get_or_insert(saved);
+        if (saved.learners, saved.step) != (expected.learners, expected.step) {
+            return Err(StateError::Metadata {
+                position,
+                key: "adacomp",
+                expected: format!("{} learners, step {}", expected.learners, expected.step),
+                actual: Some(format!("{} learners, step {}", saved.learners, saved.step)),
+            });
+        }
+    }
+    first.ok_or(StateError::Empty)
 }

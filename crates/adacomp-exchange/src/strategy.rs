@@ -61,7 +61,7 @@ pub(crate) struct Fault {
 }
 
 /// A strategy's rounds, for one group of layers. It says what bytes go to whom and takes what came; it does no I/O.
-pub(crate) trait Rounds: Send {
+pub(crate) trait Rounds: Send + Sync {
     /// To whom each round goes.
     fn addressing(&self) -> &'static [Addressing];
 

@@ -11,7 +11,7 @@ pub struct LayerTraffic {
 
 /// Bytes of one learner in one step.
 ///
-/// A message to all counts once as sent. What a learner sends to itself does not count.
+/// A message to all counts once for each other learner. What a learner sends to itself does not count.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Handed to the collective for other learners, envelopes included.

@@ -63,10 +63,21 @@ fn learners_that_differ_are_told_before_the_first_step() {
 
 /// Starts four learners and waits until one has stopped in this phase of step 5; its process.
 fn stop_one(strategy: &str, phase: &str, state: &Path, flags: &[&str], limit: &str) -> (Child, u32) {
+    stop_one_at(strategy, "5", phase, state, flags, limit)
+}
+
+fn stop_one_at(
+    strategy: &str,
+    step: &str,
+    phase: &str,
+    state: &Path,
+    flags: &[&str],
+    limit: &str,
+) -> (Child, u32) {
     let folder = state.to_str().expect("a readable path");
     let out = state.join("out");
     let arguments =
-        ["--strategy", strategy, "--limit-ms", limit, "--stop", "2", "5", phase, "--state", folder];
+        ["--strategy", strategy, "--limit-ms", limit, "--stop", "2", step, phase, "--state", folder];
     let mut command = mpirun(4, flags, &arguments);
     command.stdout(std::fs::File::create(&out).expect("a file"));
     let child = command.spawn().expect("mpirun");
@@ -89,18 +100,19 @@ fn kill(process: u32) {
 #[test]
 fn a_killed_learner_ends_the_others_and_the_run_can_be_resumed() {
     let steps = ["--steps", "9"];
-    for strategy in ["reduce", "sharded"] {
+    for strategy in STRATEGIES {
         let undisturbed = local(4, &["--strategy", strategy, "--steps", "9"]);
-        for phase in ["compress", "exchange", "decode"] {
+        // Before it compresses, with a round under way, when messages have come, and before it saves.
+        for phase in ["compress", "exchange", "decode", "save"] {
             let state = scratch(&format!("killed-{strategy}-{phase}"));
-            let (child, process) = stop_one(strategy, phase, &state, &["--enable-recovery"], "2000");
+            let (child, process) = stop_one(strategy, phase, &state, &["--enable-recovery"], "1500");
             let killed = Instant::now();
             kill(process);
             let output = child.wait_with_output().expect("mpirun ends");
             assert!(killed.elapsed() < Duration::from_secs(15), "{phase}: {:?}", killed.elapsed());
             let errors = String::from_utf8_lossy(&output.stderr);
-            let step = if phase == "decode" { 6 } else { 5 };
-            let told = format!("step {step}: no word from some learner within 2s");
+            let step = if phase == "save" { 6 } else { 5 };
+            let told = format!("step {step}: no word from some learner within 1.5s");
             assert_eq!(errors.matches(&told).count(), 3, "{strategy} {phase}: {errors}");
 
             let folder = state.to_str().expect("a readable path");
@@ -140,6 +152,34 @@ fn a_learner_that_hangs_is_not_waited_for_longer_than_the_limit() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(errors.matches("step 5: no word from some learner within 1.5s").count(), 3, "{errors}");
     std::fs::remove_dir_all(state).expect("the scratch folder");
+}
+
+/// Ending MPI waits for all learners; a learner that is done does not.
+#[test]
+fn a_learner_that_is_done_does_not_wait_for_one_that_hangs() {
+    let state = scratch("done");
+    let (child, process) = stop_one_at("gather", "19", "save", &state, &["--enable-recovery"], "1500");
+    std::thread::sleep(Duration::from_secs(5));
+    // mpirun's children by now: only the one that hangs.
+    let running = Command::new("pgrep").args(["--parent", &mpirun_of(&child)]).output().expect("pgrep");
+    let running = String::from_utf8_lossy(&running.stdout).trim().to_owned();
+    kill(process);
+    let output = child.wait_with_output().expect("mpirun ends");
+    let printed = std::fs::read_to_string(state.join("out")).expect("what was printed");
+    assert_eq!(
+        printed.matches("gather learner").count(),
+        3,
+        "{printed}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(running, process.to_string());
+    std::fs::remove_dir_all(state).expect("the scratch folder");
+}
+
+/// The process of `mpirun` itself, below its `timeout`.
+fn mpirun_of(child: &Child) -> String {
+    let found = Command::new("pgrep").args(["--parent", &child.id().to_string()]).output().expect("pgrep");
+    String::from_utf8_lossy(&found.stdout).trim().to_owned()
 }
 
 /// Two network namespaces with a link between them; they go when this does.

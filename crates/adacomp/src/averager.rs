@@ -88,6 +88,11 @@ impl Averager {
         Ok(non_finite.map_or(Outcome::Averaged, |learner| Outcome::NonFinite { learner }))
     }
 
+    /// The frames that were checked last, if they could be averaged.
+    pub fn frames(&self) -> &[Frame] {
+        if self.ready { &self.frames } else { &[] }
+    }
+
     /// The second half: writes the average of the frames that were checked last. `output` has a slice for each layer that
     /// they have, in their order.
     pub fn write(&self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {

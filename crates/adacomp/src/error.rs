@@ -348,6 +348,14 @@ pub enum StateError {
     /// No state.
     #[error("no saved state given")]
     Empty,
+    /// States of which some have what owners keep and some have not, or not those of all owners.
+    #[error("{with} of {of} saved states have what their learners keep as owners; give all or none")]
+    Owners {
+        /// How many have it.
+        with: usize,
+        /// How many there are.
+        of: usize,
+    },
     /// A learner number that is not below the number of learners.
     #[error("learner {learner} of {learners}: learners are numbered from 0")]
     Learner {

@@ -30,5 +30,6 @@ pub use kernel::Kernel;
 pub use layout::{Layer, Layout, MAX_ELEMENTS};
 pub use packet::{Packet, Selected, Sparse};
 pub use policy::{Kind, MAX_BIN, Parameter, Policy, Treatment};
+pub use state::SavedBy;
 pub use statistics::{LayerStatistics, ResidualStatistics};
 pub use wire::{Codec, Expected, Frame, FrameWriter, Header, VERSION};

@@ -10,6 +10,25 @@ use std::collections::HashMap;
 const KEY: &str = "adacomp";
 const FORMAT: &str = "residuals 1";
 
+/// Who saved a state, and before which step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SavedBy {
+    /// The learner.
+    pub learner: usize,
+    /// How many there were.
+    pub learners: usize,
+    /// The step before which it was saved.
+    pub step: u64,
+}
+
+impl SavedBy {
+    /// Reads who saved a state. `position` is for the error.
+    pub fn read(state: &[u8], position: usize) -> Result<Self, StateError> {
+        let Saved { learner, learners, step, .. } = Saved::read(state, position)?;
+        Ok(Self { learner, learners, step })
+    }
+}
+
 impl Compressor {
     /// The residuals as a safetensors file, keyed by parameter name, with who saved them before which step.
     pub fn save(&mut self, learner: usize, learners: usize, step: u64) -> Result<Vec<u8>, StateError> {

@@ -53,13 +53,16 @@ pub(crate) fn carry(
                 Outgoing::ToAll(_) => Incoming::ToAll(messages.into_iter().map(Arc::new).collect()),
                 Outgoing::ToEach(_) => Incoming::ToEach(vec![messages]),
             };
-            protocol.incoming(0, round, &incoming);
+            protocol.incoming(0, round, &incoming).unwrap();
         }
     }
-    let verdicts: Vec<_> = protocols.iter().map(|protocol| Arc::new(protocol.verdict().remove(0))).collect();
+    let verdicts: Vec<_> =
+        protocols.iter_mut().map(|protocol| Arc::new(protocol.verdict().remove(0))).collect();
     let mut conclude = |protocol: &mut Protocol| {
         let mut output = output(&model());
+        let untouched = output.clone();
         let outcome = protocol.conclude(&verdicts, &mut slices(&mut output));
+        assert!(matches!(outcome, Ok(Outcome::Averaged)) || output == untouched);
         outcome.map(|outcome| (outcome, output))
     };
     protocols.iter_mut().map(&mut conclude).collect()

@@ -2,13 +2,17 @@
 
 use crate::hand::{carry, give, protocols};
 use crate::support::{STRATEGIES, model};
-use adacomp::Codec;
-use adacomp_exchange::{LearnerState, Protocol, Strategy};
+use adacomp::{Codec, StateError};
+use adacomp_exchange::{ExchangeError, LearnerState, Protocol, Strategy};
 
 /// Learners after three steps, and what they saved.
 fn trained(learners: usize, strategy: Strategy) -> (Vec<Protocol>, Vec<LearnerState>) {
+    trained_for(learners, strategy, 3)
+}
+
+fn trained_for(learners: usize, strategy: Strategy, steps: u64) -> (Vec<Protocol>, Vec<LearnerState>) {
     let mut protocols = protocols(learners, strategy);
-    for step in 0..3 {
+    for step in 0..steps {
         give(&mut protocols, step);
         assert!(carry(&mut protocols, |_, _| {}).iter().all(Result::is_ok));
     }
@@ -59,7 +63,7 @@ fn the_same_learners_go_on_bit_identically() {
 #[test]
 fn another_number_of_learners_conserves_what_is_kept() {
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
-        for (before, after) in [(3, 2), (2, 5), (1, 4), (4, 1)] {
+        for (before, after) in [(3, 2), (2, 3), (3, 4), (4, 5), (2, 5), (1, 4), (4, 1)] {
             let (mut old, states) = trained(before, strategy);
             let mut new = protocols(after, strategy);
             for protocol in &mut new {
@@ -76,6 +80,37 @@ fn another_number_of_learners_conserves_what_is_kept() {
     }
 }
 
+/// What owners kept goes to the learners when there are no owners any more.
+#[test]
+fn another_strategy_conserves_what_is_kept() {
+    let (mut old, states) = trained(3, Strategy::Sharded);
+    let mut new = protocols(3, Strategy::Reduce);
+    new.iter_mut().for_each(|protocol| protocol.load(&states).unwrap());
+    for layer in [0, 2] {
+        for (old, new) in kept(&mut old, layer).into_iter().zip(kept(&mut new, layer)) {
+            assert!((old - new).abs() < 1e-6, "{old} {new}");
+        }
+    }
+    // One learner's own state does not have what the other owners kept.
+    assert!(new[0].load(&states[..1]).is_err());
+}
+
+#[test]
+fn settings_survive_and_an_open_step_is_refused() {
+    let (_, states) = trained(2, Strategy::Gather);
+    let mut protocol = protocols(2, Strategy::Gather).remove(0);
+    protocol.compressor(0).unwrap().set_inverse_loss_scale(0.5).unwrap();
+    protocol.load(&states).unwrap();
+    protocol.give(0, 2, vec![2.0; 2400].as_slice().into()).unwrap();
+    assert!(matches!(protocol.load(&states), Err(ExchangeError::State(StateError::Open))));
+    protocol.drop_step();
+    let residual = protocol.compressor(0).unwrap().residual(2).unwrap().to_vec();
+    let mut before = protocols(2, Strategy::Gather).remove(0);
+    before.load(&states).unwrap();
+    let before = before.compressor(0).unwrap().residual(2).unwrap();
+    assert!(residual.iter().zip(before).all(|(after, before)| *after == before + 1.0));
+}
+
 #[test]
 fn a_bad_state_changes_nothing() {
     let (_, states) = trained(2, Strategy::Sharded);
@@ -83,8 +118,10 @@ fn a_bad_state_changes_nothing() {
     cut[1].residuals.pop();
     let mut without_owner = states.clone();
     without_owner[1].owner = None;
+    let mut mixed = states.clone();
+    mixed[1] = trained_for(2, Strategy::Sharded, 2).1.remove(1);
     let mut protocol = Protocol::new(model(), Strategy::Sharded, Codec::Rice, 3, 1..2, usize::MAX).unwrap();
-    for bad in [&cut[..], &without_owner, &states[..1], &[]] {
+    for bad in [&cut[..], &without_owner, &mixed, &states[..1], &[]] {
         assert!(protocol.load(bad).is_err());
         assert_eq!(protocol.step(), 0);
         assert!(protocol.compressor(1).unwrap().residual(0).unwrap().iter().all(|&r| r == 0.0));

@@ -1,7 +1,7 @@
 //! A small model, its gradients, and what learners end up with.
 
 use adacomp::{Gradient, Kind, Layout, Parameter, Policy, Treatment};
-use adacomp_exchange::{Exchange, Local, Options, Strategy, local};
+use adacomp_exchange::{Exchange, Local, Options, Protocol, Strategy, local};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Trace {
     pub(crate) averages: Vec<Vec<u32>>,
-    pub(crate) residuals: Vec<Vec<u32>>,
+    pub(crate) residuals: Vec<Residuals>,
 }
 
 /// Runs a number of steps on threads; the trace of each thread, in order.
@@ -99,26 +99,21 @@ fn run_thread(collective: Local, steps: u64, options: Options) -> Trace {
         trace.averages.push(output.iter().flat_map(|layer| bits(layer)).collect());
     }
     for learner in hosted {
-        trace.residuals.push(residuals(&mut exchange, learner));
+        trace.residuals.push(residuals(exchange.protocol(), learner));
     }
     trace
 }
 
-/// All residuals of a learner, those that it keeps as an owner last.
-pub(crate) fn residuals<C: adacomp_exchange::Collective>(
-    exchange: &mut Exchange<C>,
-    learner: usize,
-) -> Vec<u32> {
-    let protocol = exchange.protocol();
-    let layers = protocol.layout().len();
-    let mut all = Vec::new();
-    for layer in 0..layers {
-        all.extend(
-            protocol.compressor(learner).and_then(|c| c.residual(layer).map(bits)).unwrap_or_default(),
-        );
-        all.extend(protocol.owner(learner).and_then(|c| c.residual(layer).map(bits)).unwrap_or_default());
-    }
-    all
+/// For each layer what a learner keeps of its own gradients, and what it keeps as an owner.
+pub(crate) type Residuals = Vec<(Vec<u32>, Vec<u32>)>;
+
+pub(crate) fn residuals(protocol: &mut Protocol, learner: usize) -> Residuals {
+    let layer = |layer| {
+        let own = protocol.compressor(learner).and_then(|compressor| compressor.residual(layer).map(bits));
+        let owned = protocol.owner(learner).and_then(|owner| owner.residual(layer).map(bits));
+        (own.unwrap_or_default(), owned.unwrap_or_default())
+    };
+    (0..model().len()).map(layer).collect()
 }
 
 pub(crate) const STRATEGIES: [Strategy; 4] = Strategy::ALL;

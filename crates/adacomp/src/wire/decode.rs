@@ -46,6 +46,7 @@ pub struct Frame {
 #[derive(Debug, Clone)]
 struct Section {
     layer: usize,
+    bytes: usize,
     contents: Contents,
 }
 
@@ -95,6 +96,11 @@ impl Frame {
         })
     }
 
+    /// The layers' numbers and the bytes of their sections, in order.
+    pub fn section_bytes(&self) -> impl ExactSizeIterator<Item = (usize, usize)> {
+        self.sections.iter().map(|section| (section.layer, section.bytes))
+    }
+
     fn read(&mut self, bytes: &[u8], layout: &Layout, expected: Expected<'_>) -> Result<Header, DecodeError> {
         let (mut rest, checksum) =
             bytes.split_last_chunk().ok_or(DecodeError::Truncated { part: "the checksum" })?;
@@ -118,6 +124,7 @@ impl Frame {
             return Err(DecodeError::Layer { position, expected, actual: None });
         }
         for position in 0..count {
+            let before = rest.len();
             let expected = expected.layer(position);
             let layer = varint::read(&mut rest, "a layer number")? as usize;
             if layer != expected || layer >= layout.len() {
@@ -131,7 +138,7 @@ impl Frame {
                 rest.split_at_checked(length).ok_or(DecodeError::Truncated { part: "a section" })?;
             rest = after;
             let contents = self.contents(section, kind, layer, layout, header.codec)?;
-            self.sections.push(Section { layer, contents });
+            self.sections.push(Section { layer, bytes: before - rest.len(), contents });
         }
         if rest.is_empty() {
             Ok(header)
