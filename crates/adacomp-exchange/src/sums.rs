@@ -2,8 +2,8 @@
 //!
 //! First come the elements whose sum is not 0, with their signs, as the core writes a selection. Then, level by level, which
 //! of the elements of the level before have a larger magnitude: how many (varint) and, as gaps in Golomb-Rice codes, which;
-//! where these are more than half, which are not. The last level has none. If more than half of the sums are not 0, they are
-//! written as such a level too, and their signs behind it, a bit each.
+//! where these are more than three in five, which are not. The last level has none. If more than three in five sums are not 0,
+//! they are written as such a level too, and their signs behind it, a bit each.
 
 use adacomp::codec::{
     BitReader, BitWriter, decode_range, encode_range, read_varint, usual_parameter, write_varint,
@@ -32,9 +32,9 @@ pub fn encode_sums(sums: &[i32], out: &mut Vec<u8>) {
     }
 }
 
-/// Whether so many are more than half.
+/// Whether so many are more than three in five: from there on it takes fewer bits to write the others.
 fn is_crowded(count: usize, of: usize) -> bool {
-    2 * count > of
+    5 * count > 3 * of
 }
 
 /// Which magnitudes reach a level.
@@ -54,7 +54,7 @@ fn encode_larger(magnitudes: &[u32], level: u32, out: &mut Vec<u8>) {
     bits.finish();
 }
 
-/// How many positions are written, and whether they are of those that reach the level: the fewer ones are.
+/// How many positions are written, and whether they are of those that reach the level.
 fn written(larger: usize, of: usize) -> (usize, bool) {
     if is_crowded(larger, of) { (of - larger, false) } else { (larger, true) }
 }
