@@ -1,7 +1,8 @@
 //! Layers that are sent whole: owners sum their shares in f32, in learner order, and send the averages to all.
 
-use crate::protocol::{Member, Setting};
-use crate::strategy::{Addressing, Fault, Rounds};
+use crate::member::Member;
+use crate::setting::Setting;
+use crate::strategy::{Addressing, Fault, Rounds, send_layers, take_layers};
 use adacomp::{DecodeError, Packet};
 use std::ops::Range;
 
@@ -98,17 +99,6 @@ pub(crate) fn read_values<'a>(
     Ok(front.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)))
 }
 
-/// That nothing is left of any learner's contents.
-pub(crate) fn check_used_up(contents: &[&[u8]]) -> Result<(), Fault> {
-    match contents.iter().enumerate().find(|(_, rest)| !rest.is_empty()) {
-        Some((sender, rest)) => {
-            let cause = DecodeError::Trailing { part: "the last layer", count: rest.len() };
-            Err(Fault { sender, cause: cause.into() })
-        }
-        None => Ok(()),
-    }
-}
-
 /// The strategy that sends every layer whole.
 #[derive(Default)]
 pub(crate) struct Dense {
@@ -128,15 +118,17 @@ impl Rounds for Dense {
         receiver: usize,
         message: &mut Vec<u8>,
     ) {
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let start = message.len();
-            match round {
+        let copies = if round == 0 { 1 } else { setting.learners - 1 };
+        send_layers(
+            setting,
+            member,
+            (receiver, copies),
+            message,
+            |member, index, layer, message| match round {
                 0 => self.whole.send_share(member, layer, setting.share(layer, receiver), message),
                 _ => self.whole.send_average((member.position, index), message),
-            }
-            let copies = if round == 0 { 1 } else { setting.learners - 1 };
-            member.count_sent(layer, receiver, copies, message.len() - start);
-        }
+            },
+        );
     }
 
     fn take_each(
@@ -146,17 +138,10 @@ impl Rounds for Dense {
         member: &mut Member,
         contents: &[&[u8]],
     ) -> Result<(), Fault> {
-        let mut contents = contents.to_vec();
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let before = contents.clone();
-            self.whole.take_shares(
-                (member.position, index),
-                setting.share(layer, member.learner),
-                &mut contents,
-            )?;
-            member.count_received_layer(layer, &before, &contents);
-        }
-        check_used_up(&contents)
+        let (learner, position) = (member.learner, member.position);
+        take_layers(setting, std::slice::from_mut(member), contents, |_, index, layer, contents| {
+            self.whole.take_shares((position, index), setting.share(layer, learner), contents)
+        })
     }
 
     fn take_all(
@@ -166,13 +151,10 @@ impl Rounds for Dense {
         members: &mut [Member],
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault> {
-        let mut contents = contents.to_vec();
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let before = contents.clone();
-            self.whole.take_averages(setting, index, &mut contents)?;
-            members.iter_mut().for_each(|member| member.count_received_layer(layer, &before, &contents));
-        }
-        check_used_up(&contents).map(|()| None)
+        take_layers(setting, members, contents, |_, index, _, contents| {
+            self.whole.take_averages(setting, index, contents)
+        })?;
+        Ok(None)
     }
 
     fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {

@@ -1,7 +1,8 @@
 //! The paper's way: every learner's frame to all.
 
 use crate::error::Cause;
-use crate::protocol::{Member, Setting};
+use crate::member::Member;
+use crate::setting::Setting;
 use crate::strategy::{Addressing, Fault, Rounds};
 use adacomp::{AverageError, Averager, Expected, Outcome};
 

@@ -7,17 +7,20 @@ mod error;
 mod exchange;
 mod gather;
 mod local;
+mod member;
 mod message;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod protocol;
 mod reduce;
+mod setting;
 mod sharded;
 mod shares;
 mod state;
 mod strategy;
 mod sums;
 mod traffic;
+mod verdict;
 
 pub use agreement::check as check_agreement;
 pub use collective::{Collective, Incoming, Outgoing, TIME_LIMIT};

@@ -10,54 +10,17 @@
 
 use crate::agreement;
 use crate::collective::{Incoming, Outgoing};
-use crate::error::{Cause, CollectiveError, ExchangeError};
-use crate::message::{Context, Flag};
-use crate::shares::share;
-use crate::strategy::{Addressing, Fault, Rounds, Strategy};
+use crate::error::{CollectiveError, ExchangeError};
+use crate::member::Member;
+use crate::message::Flag;
+use crate::setting::{Envelopes, Setting};
+use crate::strategy::{Addressing, Rounds, Strategy};
 use crate::traffic::Traffic;
 use adacomp::{
-    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Parameter, Sending,
-    Treatment,
+    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Sending, Treatment,
 };
 use std::ops::Range;
 use std::sync::Arc;
-
-/// One learner that is hosted here.
-pub(crate) struct Member {
-    pub(crate) learner: usize,
-    /// Its place among those that are hosted here.
-    pub(crate) position: usize,
-    pub(crate) compressor: Compressor,
-    /// What it keeps as an owner: the residuals of its shares of averaged gradients.
-    pub(crate) owner: Option<Compressor>,
-    /// The same as it was before the step: what came to an owner goes back to its senders if the step is dropped.
-    pub(crate) owner_before: Option<Compressor>,
-    pub(crate) traffic: Traffic,
-    fault: Option<Fault>,
-}
-
-/// What a round needs to know.
-pub(crate) struct Setting<'a> {
-    pub(crate) layout: &'a Layout,
-    /// The layers of the group, ascending.
-    pub(crate) layers: &'a [usize],
-    pub(crate) learners: usize,
-    pub(crate) step: u64,
-    pub(crate) codec: Codec,
-    everything: bool,
-}
-
-impl Setting<'_> {
-    /// Whether a layer is sent whole in this step.
-    pub(crate) fn is_whole(&self, layer: usize) -> bool {
-        self.everything || !self.layout[layer].treatment.selects()
-    }
-
-    /// The elements of a layer that a learner owns.
-    pub(crate) fn share(&self, layer: usize, owner: usize) -> Range<usize> {
-        share(self.layout, layer, owner, self.learners)
-    }
-}
 
 /// Layers that are exchanged together.
 struct Group {
@@ -74,7 +37,7 @@ pub struct Protocol {
     codec: Codec,
     learners: usize,
     group: usize,
-    members: Vec<Member>,
+    pub(crate) members: Vec<Member>,
     groups: Vec<Group>,
     step: u64,
     sending: Sending,
@@ -105,16 +68,10 @@ impl Protocol {
             let parameter = layer.name().to_owned();
             return Err(ExchangeError::Treatment { parameter, strategy: strategy.name() });
         }
-        let members = hosted.clone().map(|learner| Member {
-            learner,
-            position: learner - hosted.start,
-            compressor: Compressor::new(layout.clone()),
-            owner: (strategy == Strategy::Sharded)
-                .then(|| Compressor::new(owner_layout(&layout, learner, learners))),
-            owner_before: None,
-            traffic: Traffic::default(),
-            fault: None,
-        });
+        let owns = strategy == Strategy::Sharded;
+        let members = hosted.clone().zip(0..);
+        let members =
+            members.map(|(learner, position)| Member::new(&layout, learner, learners, position, owns));
         let groups = cut_groups(&layout, group).into_iter().map(|layers| Group {
             layers,
             rounds: strategy.rounds(),
@@ -362,38 +319,6 @@ impl Protocol {
         Ok(())
     }
 
-    /// What each learner that is hosted here says of the step: a message to all, empty but for its envelope if it has refused
-    /// nothing.
-    pub fn verdict(&mut self) -> Vec<Vec<u8>> {
-        let contexts: Vec<_> =
-            self.members.iter().map(|member| self.verdict_context(member.learner)).collect();
-        let copies = self.learners as u64 - 1;
-        let verdict = |(member, context): (&mut Member, Context)| {
-            let mut message = context.begin(Flag::Good);
-            if let Some(fault) = &member.fault {
-                message.push(if fault.cause == Cause::Failed { SECONDARY } else { PRIMARY });
-                message.extend_from_slice(&(fault.sender as u32).to_le_bytes());
-                message.extend_from_slice(fault.cause.to_string().as_bytes());
-            }
-            context.seal(&mut message);
-            member.traffic.sent += copies * message.len() as u64;
-            message
-        };
-        self.members.iter_mut().zip(contexts).map(verdict).collect()
-    }
-
-    fn verdict_context(&self, sender: usize) -> Context {
-        Context {
-            fingerprint: self.layout.fingerprint(),
-            step: self.step,
-            group: u32::MAX,
-            round: VERDICT,
-            everything: false,
-            sender,
-            receiver: None,
-        }
-    }
-
     /// Ends the step as all learners' verdicts say. The output, a slice for each layer, is written only if the gradient was
     /// averaged. After [`ExchangeError::Verdict`] and [`ExchangeError::Collective`] learners cannot go on; after other errors
     /// they can.
@@ -430,29 +355,6 @@ impl Protocol {
         Ok(Outcome::Averaged)
     }
 
-    /// The error that the verdicts amount to: the first that is not just a consequence of another.
-    fn failure(&self, verdicts: &[&[u8]]) -> Option<ExchangeError> {
-        let step = self.step;
-        if verdicts.len() != self.learners {
-            let cause = CollectiveError::Messages { expected: self.learners, actual: verdicts.len() };
-            return Some(ExchangeError::Collective { step, cause });
-        }
-        let mut refused = Vec::new();
-        for (learner, verdict) in verdicts.iter().enumerate() {
-            match self.verdict_context(learner).open(verdict, self.learners) {
-                Ok((_, [])) => {}
-                Ok((_, contents)) => refused.push((learner, contents)),
-                Err(cause) => return Some(ExchangeError::Verdict { step, learner, cause }),
-            }
-        }
-        let primary = refused.iter().find(|(_, contents)| contents[0] == PRIMARY);
-        let &(receiver, contents) = primary.or(refused.first())?;
-        let (sender, reason) = contents[1..].split_first_chunk().unwrap_or((&[u8::MAX; 4], &[]));
-        let (sender, reason) =
-            (u32::from_le_bytes(*sender) as usize, String::from_utf8_lossy(reason).into_owned());
-        Some(ExchangeError::Message { step, sender, receiver, reason })
-    }
-
     /// Ends the step without using it. Where learners cannot agree on that, none of them can go on.
     pub fn drop_step(&mut self) {
         for member in &mut self.members {
@@ -475,88 +377,6 @@ impl Protocol {
             }
         }
         Ok(())
-    }
-}
-
-/// The round of verdicts.
-const VERDICT: u8 = 7;
-const PRIMARY: u8 = 1;
-const SECONDARY: u8 = 2;
-
-impl Member {
-    fn refuse(&mut self, fault: &Fault) {
-        // The first fault is the cause of those that follow.
-        self.fault.get_or_insert_with(|| fault.clone());
-    }
-
-    /// Counts a layer's bytes in a message to one learner, or in so many copies of a message to all.
-    pub(crate) fn count_sent(&mut self, layer: usize, receiver: usize, copies: usize, bytes: usize) {
-        if copies > 1 || receiver != self.learner {
-            self.traffic.layers[layer].sent += (copies * bytes) as u64;
-        }
-    }
-
-    /// Counts a layer's bytes in the messages of all learners, by what is left of them before and after it.
-    pub(crate) fn count_received_layer(&mut self, layer: usize, before: &[&[u8]], after: &[&[u8]]) {
-        let lengths = before.iter().zip(after).enumerate().filter(|(sender, _)| *sender != self.learner);
-        let bytes: usize = lengths.map(|(_, (before, after))| before.len() - after.len()).sum();
-        self.traffic.layers[layer].received += bytes as u64;
-    }
-
-    fn count_received(&mut self, messages: &[&[u8]]) {
-        let others = messages.iter().enumerate().filter(|(sender, _)| *sender != self.learner);
-        self.traffic.received += others.map(|(_, message)| message.len() as u64).sum::<u64>();
-    }
-}
-
-/// A setting, and what envelopes need on top.
-struct Envelopes<'a> {
-    setting: Setting<'a>,
-    known_non_finite: bool,
-}
-
-struct Opened<'a> {
-    contents: Vec<&'a [u8]>,
-    non_finite: Option<usize>,
-}
-
-impl Envelopes<'_> {
-    fn context(&self, group: usize, round: usize, sender: usize, receiver: Option<usize>) -> Context {
-        Context {
-            fingerprint: self.setting.layout.fingerprint(),
-            step: self.setting.step,
-            group: group as u32,
-            round: round as u8,
-            everything: self.setting.everything,
-            sender,
-            receiver,
-        }
-    }
-
-    fn open_all<'m>(
-        &self,
-        in_envelopes: bool,
-        group: usize,
-        round: usize,
-        receiver: Option<usize>,
-        messages: &[&'m [u8]],
-    ) -> Result<Opened<'m>, Fault> {
-        let mut opened = Opened { contents: messages.to_vec(), non_finite: None };
-        if !in_envelopes {
-            return Ok(opened);
-        }
-        for (sender, contents) in opened.contents.iter_mut().enumerate() {
-            let context = self.context(group, round, sender, receiver);
-            let flag;
-            (flag, *contents) =
-                context.open(contents, self.setting.learners).map_err(|cause| Fault { sender, cause })?;
-            match flag {
-                Flag::Good => {}
-                Flag::NonFinite => opened.non_finite = opened.non_finite.or(Some(sender)),
-                Flag::Failed => return Err(Fault { sender, cause: Cause::Failed }),
-            }
-        }
-        Ok(opened)
     }
 }
 
@@ -585,13 +405,4 @@ fn cut_groups(layout: &Layout, elements: usize) -> Vec<Vec<usize>> {
         size += layout[layer].elements();
     }
     groups
-}
-
-/// A learner's shares of all layers, as layers of their own.
-pub(crate) fn owner_layout(layout: &Layout, owner: usize, learners: usize) -> Layout {
-    let layers = layout.layers().iter().enumerate().map(|(number, layer)| {
-        let elements = share(layout, number, owner, learners).len();
-        Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment: layer.treatment }
-    });
-    Layout::new(layers.collect(), layout.soft_threshold()).expect("shares of valid layers are valid layers")
 }

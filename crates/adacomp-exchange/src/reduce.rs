@@ -1,8 +1,9 @@
 //! One scale a layer for all learners, and exact sums of signs at the owners.
 
-use crate::dense::{Whole, check_used_up, read_values, slot, write_values};
-use crate::protocol::{Member, Setting};
-use crate::strategy::{Addressing, Fault, Rounds};
+use crate::dense::{Whole, read_values, slot, write_values};
+use crate::member::Member;
+use crate::setting::Setting;
+use crate::strategy::{Addressing, Fault, Rounds, send_layers, take_layers};
 use crate::sums::{decode_sums, encode_sums};
 use adacomp::codec::{decode_range, encode_range};
 use adacomp::{DecodeError, Packet, Selected};
@@ -35,8 +36,8 @@ impl Rounds for Reduce {
         receiver: usize,
         message: &mut Vec<u8>,
     ) {
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let start = message.len();
+        let copies = if round == SIGNS { 1 } else { setting.learners - 1 };
+        send_layers(setting, member, (receiver, copies), message, |member, index, layer, message| {
             let share = setting.share(layer, receiver);
             match (member.compressor.packet(layer), round) {
                 (Some(Packet::Sparse(sparse)), SCALES) => write_values(&sparse.values[..1], message),
@@ -48,9 +49,7 @@ impl Rounds for Reduce {
                 (_, SIGNS) => self.whole.send_share(member, layer, share, message),
                 (_, _) => self.whole.send_average((member.position, index), message),
             }
-            let copies = if round == SIGNS { 1 } else { setting.learners - 1 };
-            member.count_sent(layer, receiver, copies, message.len() - start);
-        }
+        });
     }
 
     fn take_each(
@@ -60,28 +59,25 @@ impl Rounds for Reduce {
         member: &mut Member,
         contents: &[&[u8]],
     ) -> Result<(), Fault> {
-        let mut contents = contents.to_vec();
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let before = contents.clone();
-            let share = setting.share(layer, member.learner);
+        let (learner, position) = (member.learner, member.position);
+        take_layers(setting, std::slice::from_mut(member), contents, |_, index, layer, contents| {
+            let share = setting.share(layer, learner);
             if setting.is_whole(layer) {
-                self.whole.take_shares((member.position, index), share, &mut contents)?;
-            } else {
-                let sums = slot(slot(&mut self.sums, member.position), index);
-                sums.clear();
-                sums.resize(share.len(), 0);
-                for (sender, bytes) in contents.iter_mut().enumerate() {
-                    self.selected.clear();
-                    decode_range(bytes, share.clone(), layer, &mut self.selected)
-                        .map_err(|cause| Fault { sender, cause: cause.into() })?;
-                    for element in &self.selected {
-                        sums[element.index() - share.start] += if element.is_negative() { -1 } else { 1 };
-                    }
+                return self.whole.take_shares((position, index), share, contents);
+            }
+            let sums = slot(slot(&mut self.sums, position), index);
+            sums.clear();
+            sums.resize(share.len(), 0);
+            for (sender, bytes) in contents.iter_mut().enumerate() {
+                self.selected.clear();
+                decode_range(bytes, share.clone(), layer, &mut self.selected)
+                    .map_err(|cause| Fault { sender, cause: cause.into() })?;
+                for element in &self.selected {
+                    sums[element.index() - share.start] += if element.is_negative() { -1 } else { 1 };
                 }
             }
-            member.count_received_layer(layer, &before, &contents);
-        }
-        check_used_up(&contents)
+            Ok(())
+        })
     }
 
     fn take_all(
@@ -91,37 +87,19 @@ impl Rounds for Reduce {
         members: &mut [Member],
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault> {
-        let mut contents = contents.to_vec();
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let before = contents.clone();
+        take_layers(setting, members, contents, |members, index, layer, contents| {
             match (setting.is_whole(layer), round) {
-                (true, SCALES) => {}
-                (true, _) => self.whole.take_averages(setting, index, &mut contents)?,
+                (true, SCALES) => Ok(()),
+                (true, _) => self.whole.take_averages(setting, index, contents),
                 (false, SCALES) => {
-                    let scale = mean_scale(layer, &mut contents)?;
+                    let scale = mean_scale(layer, contents)?;
                     *slot(&mut self.scales, index) = scale;
-                    for member in members.iter_mut() {
-                        // Every layer of bins has a selection here, and the mean of good scales is one.
-                        member.compressor.set_scale(layer, scale).map_err(|_| Fault {
-                            sender: member.learner,
-                            cause: DecodeError::Value { layer }.into(),
-                        })?;
-                    }
+                    agree_on(scale, layer, members)
                 }
-                (false, _) => {
-                    let result = slot(&mut self.results, index);
-                    result.clear();
-                    for (owner, bytes) in contents.iter_mut().enumerate() {
-                        let share = setting.share(layer, owner);
-                        let take = |offset, sum| result.push(((share.start + offset) as u32, sum));
-                        decode_sums(bytes, layer, share.len(), setting.learners as u32, take)
-                            .map_err(|cause| Fault { sender: owner, cause: cause.into() })?;
-                    }
-                }
+                (false, _) => take_sums(setting, layer, contents, slot(&mut self.results, index)),
             }
-            members.iter_mut().for_each(|member| member.count_received_layer(layer, &before, &contents));
-        }
-        check_used_up(&contents).map(|()| None)
+        })?;
+        Ok(None)
     }
 
     fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
@@ -136,6 +114,33 @@ impl Rounds for Reduce {
             }
         }
     }
+}
+
+/// Has learners send and keep a layer with this scale.
+fn agree_on(scale: f32, layer: usize, members: &mut [Member]) -> Result<(), Fault> {
+    for member in members {
+        // Every layer of bins has a selection here, and the mean of good scales is one.
+        let refused = |_| Fault { sender: member.learner, cause: DecodeError::Value { layer }.into() };
+        member.compressor.set_scale(layer, scale).map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// A layer's sums from the front of all owners' contents, which move past them.
+fn take_sums(
+    setting: &Setting<'_>,
+    layer: usize,
+    contents: &mut [&[u8]],
+    result: &mut Vec<(u32, i32)>,
+) -> Result<(), Fault> {
+    result.clear();
+    for (owner, bytes) in contents.iter_mut().enumerate() {
+        let share = setting.share(layer, owner);
+        let take = |offset, sum| result.push(((share.start + offset) as u32, sum));
+        decode_sums(bytes, layer, share.len(), setting.learners as u32, take)
+            .map_err(|cause| Fault { sender: owner, cause: cause.into() })?;
+    }
+    Ok(())
 }
 
 /// The mean of all learners' scales, summed in f64 in their order, from the front of their contents, which move past it.

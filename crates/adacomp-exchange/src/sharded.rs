@@ -1,8 +1,9 @@
 //! Compression twice: by the learners, and by the owners of shares of the average.
 
-use crate::dense::{Whole, check_used_up, read_values, slot, write_values};
-use crate::protocol::{Member, Setting};
-use crate::strategy::{Addressing, Fault, Rounds};
+use crate::dense::{Whole, read_values, slot, write_values};
+use crate::member::Member;
+use crate::setting::Setting;
+use crate::strategy::{Addressing, Fault, Rounds, send_layers, take_layers};
 use adacomp::codec::{decode_range, encode_range};
 use adacomp::{DecodeError, Packet, Selected, Sending, Sparse};
 use std::ops::Range;
@@ -35,8 +36,8 @@ impl Rounds for Sharded {
         receiver: usize,
         message: &mut Vec<u8>,
     ) {
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let start = message.len();
+        let copies = if round == 0 { 1 } else { setting.learners - 1 };
+        send_layers(setting, member, (receiver, copies), message, |member, index, layer, message| {
             let share = setting.share(layer, receiver);
             match (setting.is_whole(layer), round) {
                 (true, 0) => self.whole.send_share(member, layer, share, message),
@@ -48,9 +49,7 @@ impl Rounds for Sharded {
                     send_selection(packet, 0..share.len(), message);
                 }
             }
-            let copies = if round == 0 { 1 } else { setting.learners - 1 };
-            member.count_sent(layer, receiver, copies, message.len() - start);
-        }
+        });
     }
 
     fn take_each(
@@ -60,42 +59,15 @@ impl Rounds for Sharded {
         member: &mut Member,
         contents: &[&[u8]],
     ) -> Result<(), Fault> {
-        let mut contents = contents.to_vec();
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let before = contents.clone();
+        take_layers(setting, std::slice::from_mut(member), contents, |members, index, layer, contents| {
+            let member = &mut members[0];
             let share = setting.share(layer, member.learner);
             if setting.is_whole(layer) {
-                self.whole.take_shares((member.position, index), share, &mut contents)?;
-            } else {
-                self.average.clear();
-                self.average.resize(share.len(), 0.0);
-                for (sender, bytes) in contents.iter_mut().enumerate() {
-                    self.selected.clear();
-                    let scale = take_selection(bytes, layer, share.clone(), &mut self.selected)
-                        .map_err(|cause| Fault { sender, cause: cause.into() })?;
-                    for element in &self.selected {
-                        let value = if element.is_negative() { -scale } else { scale };
-                        self.average[element.index() - share.start] += value;
-                    }
-                }
-                let factor = 1.0 / setting.learners as f32;
-                self.average.iter_mut().for_each(|value| *value *= factor);
-                if let Some(owner) = &mut member.owner {
-                    if !owner.is_open() {
-                        member.owner_before = Some(owner.clone());
-                    }
-                    let sent = owner.compress_layer(layer, self.average.as_slice().into(), Sending::Selected);
-                    // Only a sum of scales that overflows can be refused here.
-                    let finite = sent.is_ok() && owner.is_finite();
-                    if !finite {
-                        let cause = DecodeError::Value { layer }.into();
-                        return Err(Fault { sender: member.learner, cause });
-                    }
-                }
+                return self.whole.take_shares((member.position, index), share, contents);
             }
-            member.count_received_layer(layer, &before, &contents);
-        }
-        check_used_up(&contents)
+            self.take_average(layer, share, contents)?;
+            self.compress_average(layer, member)
+        })
     }
 
     fn take_all(
@@ -105,24 +77,21 @@ impl Rounds for Sharded {
         members: &mut [Member],
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault> {
-        let mut contents = contents.to_vec();
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            let before = contents.clone();
+        take_layers(setting, members, contents, |_, index, layer, contents| {
             if setting.is_whole(layer) {
-                self.whole.take_averages(setting, index, &mut contents)?;
-            } else {
-                let results = slot(&mut self.results, index);
-                for (owner, bytes) in contents.iter_mut().enumerate() {
-                    let result = slot(results, owner);
-                    result.selected.clear();
-                    let share = setting.share(layer, owner);
-                    result.scale = take_selection(bytes, layer, 0..share.len(), &mut result.selected)
-                        .map_err(|cause| Fault { sender: owner, cause: cause.into() })?;
-                }
+                return self.whole.take_averages(setting, index, contents);
             }
-            members.iter_mut().for_each(|member| member.count_received_layer(layer, &before, &contents));
-        }
-        check_used_up(&contents).map(|()| None)
+            let results = slot(&mut self.results, index);
+            for (owner, bytes) in contents.iter_mut().enumerate() {
+                let result = slot(results, owner);
+                result.selected.clear();
+                let share = setting.share(layer, owner);
+                result.scale = take_selection(bytes, layer, 0..share.len(), &mut result.selected)
+                    .map_err(|cause| Fault { sender: owner, cause: cause.into() })?;
+            }
+            Ok(())
+        })?;
+        Ok(None)
     }
 
     fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
@@ -136,6 +105,46 @@ impl Rounds for Sharded {
                 let packet = Packet::Sparse(Sparse { values: [*scale, -scale], selected });
                 packet.add_to(&mut output[layer][setting.share(layer, owner)]);
             }
+        }
+    }
+}
+
+impl Sharded {
+    /// Averages what learners sent for a share, in their order, from the front of their contents, which move past it.
+    fn take_average(
+        &mut self,
+        layer: usize,
+        share: Range<usize>,
+        contents: &mut [&[u8]],
+    ) -> Result<(), Fault> {
+        self.average.clear();
+        self.average.resize(share.len(), 0.0);
+        for (sender, bytes) in contents.iter_mut().enumerate() {
+            self.selected.clear();
+            let scale = take_selection(bytes, layer, share.clone(), &mut self.selected)
+                .map_err(|cause| Fault { sender, cause: cause.into() })?;
+            for element in &self.selected {
+                let value = if element.is_negative() { -scale } else { scale };
+                self.average[element.index() - share.start] += value;
+            }
+        }
+        let factor = 1.0 / contents.len() as f32;
+        self.average.iter_mut().for_each(|value| *value *= factor);
+        Ok(())
+    }
+
+    /// Compresses the average as its owner.
+    fn compress_average(&self, layer: usize, member: &mut Member) -> Result<(), Fault> {
+        let Some(owner) = &mut member.owner else { return Ok(()) };
+        if !owner.is_open() {
+            member.owner_before = Some(owner.clone());
+        }
+        let compressed = owner.compress_layer(layer, self.average.as_slice().into(), Sending::Selected);
+        // Only a sum of scales that overflows is refused here.
+        if compressed.is_ok() && owner.is_finite() {
+            Ok(())
+        } else {
+            Err(Fault { sender: member.learner, cause: DecodeError::Value { layer }.into() })
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Saving and loading what learners keep, also for another number of learners.
 
 use crate::error::ExchangeError;
-use crate::protocol::{Protocol, owner_layout};
+use crate::member::owner_layout;
+use crate::protocol::Protocol;
 use crate::shares::share;
 use crate::strategy::Strategy;
 use adacomp::{Compressor, SavedBy, StateError};

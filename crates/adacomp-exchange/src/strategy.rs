@@ -3,9 +3,11 @@
 use crate::dense::Dense;
 use crate::error::Cause;
 use crate::gather::Gather;
-use crate::protocol::{Member, Setting};
+use crate::member::Member;
 use crate::reduce::Reduce;
+use crate::setting::Setting;
 use crate::sharded::Sharded;
+use adacomp::DecodeError;
 
 /// How learners turn their gradients into the averaged one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +60,43 @@ pub(crate) enum Addressing {
 pub(crate) struct Fault {
     pub(crate) sender: usize,
     pub(crate) cause: Cause,
+}
+
+/// Appends what a learner sends of each layer, and counts it: in a message to one receiver or, in so many copies, to all.
+pub(crate) fn send_layers(
+    setting: &Setting<'_>,
+    member: &mut Member,
+    (receiver, copies): (usize, usize),
+    message: &mut Vec<u8>,
+    mut send: impl FnMut(&mut Member, usize, usize, &mut Vec<u8>),
+) {
+    for (index, &layer) in setting.layers.iter().enumerate() {
+        let start = message.len();
+        send(member, index, layer, message);
+        member.count_sent(layer, receiver, copies, message.len() - start);
+    }
+}
+
+/// Takes all learners' contents layer by layer, and counts them for the learners that they came to. Nothing must be left.
+pub(crate) fn take_layers(
+    setting: &Setting<'_>,
+    members: &mut [Member],
+    contents: &[&[u8]],
+    mut take: impl FnMut(&mut [Member], usize, usize, &mut [&[u8]]) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let mut contents = contents.to_vec();
+    for (index, &layer) in setting.layers.iter().enumerate() {
+        let before = contents.clone();
+        take(members, index, layer, &mut contents)?;
+        members.iter_mut().for_each(|member| member.count_received_layer(layer, &before, &contents));
+    }
+    match contents.iter().enumerate().find(|(_, rest)| !rest.is_empty()) {
+        Some((sender, rest)) => {
+            let cause = DecodeError::Trailing { part: "the last layer", count: rest.len() };
+            Err(Fault { sender, cause: cause.into() })
+        }
+        None => Ok(()),
+    }
 }
 
 /// A strategy's rounds, for one group of layers. It says what bytes go to whom and takes what came; it does no I/O.

@@ -1,0 +1,90 @@
+//! What a round of a group needs to know, and its envelopes.
+
+use crate::error::Cause;
+use crate::message::{Context, Flag};
+use crate::shares::share;
+use crate::strategy::Fault;
+use adacomp::{Codec, Layout};
+use std::ops::Range;
+
+/// What a round needs to know.
+pub(crate) struct Setting<'a> {
+    pub(crate) layout: &'a Layout,
+    /// The layers of the group, ascending.
+    pub(crate) layers: &'a [usize],
+    pub(crate) learners: usize,
+    pub(crate) step: u64,
+    pub(crate) codec: Codec,
+    pub(crate) everything: bool,
+}
+
+impl Setting<'_> {
+    /// Whether a layer is sent whole in this step.
+    pub(crate) fn is_whole(&self, layer: usize) -> bool {
+        self.everything || !self.layout[layer].treatment.selects()
+    }
+
+    /// The elements of a layer that a learner owns.
+    pub(crate) fn share(&self, layer: usize, owner: usize) -> Range<usize> {
+        share(self.layout, layer, owner, self.learners)
+    }
+}
+
+/// A setting, and what envelopes need on top.
+pub(crate) struct Envelopes<'a> {
+    pub(crate) setting: Setting<'a>,
+    /// Whether some learner's gradient is known not to be finite.
+    pub(crate) known_non_finite: bool,
+}
+
+/// What messages contain, and the first sender whose gradient is not finite.
+pub(crate) struct Opened<'a> {
+    pub(crate) contents: Vec<&'a [u8]>,
+    pub(crate) non_finite: Option<usize>,
+}
+
+impl Envelopes<'_> {
+    pub(crate) fn context(
+        &self,
+        group: usize,
+        round: usize,
+        sender: usize,
+        receiver: Option<usize>,
+    ) -> Context {
+        Context {
+            fingerprint: self.setting.layout.fingerprint(),
+            step: self.setting.step,
+            group: group as u32,
+            round: round as u8,
+            everything: self.setting.everything,
+            sender,
+            receiver,
+        }
+    }
+
+    pub(crate) fn open_all<'m>(
+        &self,
+        in_envelopes: bool,
+        group: usize,
+        round: usize,
+        receiver: Option<usize>,
+        messages: &[&'m [u8]],
+    ) -> Result<Opened<'m>, Fault> {
+        let mut opened = Opened { contents: messages.to_vec(), non_finite: None };
+        if !in_envelopes {
+            return Ok(opened);
+        }
+        for (sender, contents) in opened.contents.iter_mut().enumerate() {
+            let context = self.context(group, round, sender, receiver);
+            let flag;
+            (flag, *contents) =
+                context.open(contents, self.setting.learners).map_err(|cause| Fault { sender, cause })?;
+            match flag {
+                Flag::Good => {}
+                Flag::NonFinite => opened.non_finite = opened.non_finite.or(Some(sender)),
+                Flag::Failed => return Err(Fault { sender, cause: Cause::Failed }),
+            }
+        }
+        Ok(opened)
+    }
+}
