@@ -1,8 +1,10 @@
 //! Whole steps over threads.
 
-use crate::support::{STRATEGIES, Trace, given, gradient, gradients, model, output, run, slices};
-use adacomp::{Averager, Codec, Compressor, Sending};
-use adacomp_exchange::{Exchange, Options, Strategy, local};
+use crate::support::{
+    LIMIT, STRATEGIES, Trace, given, gradient, gradients, model, output, residuals, run, slices,
+};
+use adacomp::{Averager, Codec, Compressor, Outcome, Sending};
+use adacomp_exchange::{Exchange, Local, Options, Strategy, local};
 
 #[test]
 fn replicas_agree_on_any_number_of_threads() {
@@ -157,7 +159,7 @@ fn nothing_is_lost_over_many_steps() {
 #[test]
 fn everything_can_be_sent_in_between() {
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
-        let collective = local(1, 1, crate::support::LIMIT).remove(0);
+        let collective = local(1, 1, LIMIT).remove(0);
         let layout = model();
         let mut exchange = Exchange::new(collective, layout.clone(), strategy).unwrap();
         for (step, sending) in
@@ -184,7 +186,7 @@ fn everything_can_be_sent_in_between() {
 fn traffic_is_counted_by_layer() {
     for strategy in STRATEGIES {
         let traffic = std::thread::scope(|scope| {
-            let threads: Vec<_> = local(4, 4, crate::support::LIMIT)
+            let threads: Vec<_> = local(4, 4, LIMIT)
                 .into_iter()
                 .enumerate()
                 .map(|(learner, collective)| {
@@ -217,4 +219,69 @@ fn traffic_is_counted_by_layer() {
             assert_eq!(traffic.received, received + envelopes, "{strategy:?}");
         }
     }
+}
+
+/// Early groups have gone all the way when a NaN turns up in the last one; still the step is dropped as a whole.
+#[test]
+fn a_nan_in_the_last_group_takes_back_the_earlier_ones() {
+    let step = |exchange: &mut Exchange<Local>, step: u64, bad: bool| {
+        let layout = model();
+        for learner in exchange.protocol().hosted() {
+            for (layer, mut gradient) in gradients(&layout, learner, step).into_iter().enumerate().rev() {
+                if bad && (learner, layer) == (3, 0) {
+                    gradient[5] = f32::NAN;
+                }
+                exchange.give(learner, layer, gradient.as_slice().into()).unwrap();
+            }
+        }
+        exchange.finish(&mut slices(&mut output(&layout))).unwrap()
+    };
+    for strategy in STRATEGIES {
+        std::thread::scope(|scope| {
+            for collective in local(4, 2, LIMIT) {
+                scope.spawn(move || {
+                    let options = Options { group: 1, ..Options::from(strategy) };
+                    let mut exchange = Exchange::new(collective, model(), options).unwrap();
+                    assert_eq!(step(&mut exchange, 0, false), Outcome::Averaged);
+                    let hosted = exchange.protocol().hosted();
+                    let all = |exchange: &mut Exchange<Local>| -> Vec<_> {
+                        hosted.clone().map(|learner| residuals(exchange.protocol(), learner)).collect()
+                    };
+                    let before = all(&mut exchange);
+                    assert_eq!(step(&mut exchange, 1, true), Outcome::NonFinite { learner: 3 });
+                    for ((learner, before), after) in hosted.clone().zip(before).zip(all(&mut exchange)) {
+                        let gradient = gradient(learner, 1, 2, 2400);
+                        let sum = |(r, dw): (&u32, &f32)| (f32::from_bits(*r) + dw).to_bits();
+                        assert_eq!(
+                            after[2].0,
+                            before[2].0.iter().zip(&gradient).map(sum).collect::<Vec<_>>()
+                        );
+                        assert!(
+                            after.iter().zip(&before).all(|(after, before)| after.1 == before.1),
+                            "{strategy:?}"
+                        );
+                    }
+                    assert_eq!(step(&mut exchange, 2, false), Outcome::Averaged);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn gradients_and_outputs_that_do_not_fit_are_refused_before_anything_is_compressed() {
+    let collective = local(1, 1, LIMIT).remove(0);
+    let layout = model();
+    let mut exchange = Exchange::new(collective, layout.clone(), Strategy::Reduce).unwrap();
+    let good = gradients(&layout, 0, 0);
+    let mut short = good.clone();
+    short[2].pop();
+    let mut output = output(&layout);
+    let empty: &[Vec<adacomp::Gradient<'_>>] = &[];
+    assert!(exchange.exchange(empty, &mut slices(&mut output)).is_err());
+    assert!(exchange.exchange(&given(&short), &mut slices(&mut output)).is_err());
+    assert!(exchange.exchange(&given(&good[1..]), &mut slices(&mut output)).is_err());
+    assert!(exchange.exchange(&given(&good), &mut slices(&mut output[1..])).is_err());
+    assert!(exchange.finish(&mut slices(&mut output)).is_err());
+    assert_eq!(exchange.exchange(&given(&good), &mut slices(&mut output)).unwrap(), Outcome::Averaged);
 }
