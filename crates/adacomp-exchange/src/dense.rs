@@ -118,17 +118,11 @@ impl Rounds for Dense {
         receiver: usize,
         message: &mut Vec<u8>,
     ) {
-        let copies = if round == 0 { 1 } else { setting.learners - 1 };
-        send_layers(
-            setting,
-            member,
-            (receiver, copies),
-            message,
-            |member, index, layer, message| match round {
-                0 => self.whole.send_share(member, layer, setting.share(layer, receiver), message),
-                _ => self.whole.send_average((member.position, index), message),
-            },
-        );
+        let copies = self.addressing()[round].copies(member.learner, receiver, setting.learners);
+        send_layers(setting, member, copies, message, |member, index, layer, message| match round {
+            0 => self.whole.send_share(member, layer, setting.share(layer, receiver), message),
+            _ => self.whole.send_average((member.position, index), message),
+        });
     }
 
     fn take_each(

@@ -33,9 +33,10 @@ impl Rounds for Gather {
         compressor
             .encode_layers(setting.codec, learner, setting.step, setting.layers, message)
             .expect("all layers of a group are given before its first round");
+        let copies = Addressing::ToAll.copies(member.learner, receiver, setting.learners);
         for &layer in setting.layers {
-            let bytes = member.compressor.statistics().nth(layer).map_or(0, |layer| layer.bytes);
-            member.count_sent(layer, receiver, setting.learners - 1, bytes);
+            let bytes = member.compressor.layer_statistics(layer).bytes;
+            member.traffic.layers[layer].sent += (copies * bytes) as u64;
         }
     }
 

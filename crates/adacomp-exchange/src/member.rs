@@ -46,13 +46,6 @@ impl Member {
         self.fault.get_or_insert_with(|| fault.clone());
     }
 
-    /// Counts a layer's bytes in a message to one learner, or in so many copies of a message to all.
-    pub(crate) fn count_sent(&mut self, layer: usize, receiver: usize, copies: usize, bytes: usize) {
-        if copies > 1 || receiver != self.learner {
-            self.traffic.layers[layer].sent += (copies * bytes) as u64;
-        }
-    }
-
     /// Counts a layer's bytes in the messages of all learners, by what is left of them before and after it.
     pub(crate) fn count_received_layer(&mut self, layer: usize, before: &[&[u8]], after: &[&[u8]]) {
         let lengths = before.iter().zip(after).enumerate().filter(|(sender, _)| *sender != self.learner);

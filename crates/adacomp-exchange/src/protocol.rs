@@ -221,44 +221,41 @@ impl Protocol {
         assert!(self.is_given(group), "all gradients of a group must be given before its first round");
         let (envelopes, rounds, members) = parts(self, group);
         let addressing = rounds.addressing()[round];
-        let mut each_to = |member: &mut Member, receiver: Option<usize>| {
-            let statistics = |layer: &usize| member.compressor.statistics().nth(*layer);
-            let finite =
-                !envelopes.setting.layers.iter().filter_map(statistics).any(|layer| layer.bad_bins > 0);
-            let flag = match &member.fault {
-                Some(_) => Flag::Failed,
-                None if !finite || envelopes.known_non_finite => Flag::NonFinite,
-                None => Flag::Good,
-            };
+        let flag = |member: &Member| {
+            let is_bad = |layer: &usize| member.compressor.layer_statistics(*layer).bad_bins > 0;
+            if member.fault.is_some() {
+                Flag::Failed
+            } else if envelopes.known_non_finite || envelopes.setting.layers.iter().any(is_bad) {
+                Flag::NonFinite
+            } else {
+                Flag::Good
+            }
+        };
+        let mut message = |member: &mut Member, flag: Flag, receiver: Option<usize>| {
             let context = envelopes.context(group, round, member.learner, receiver);
+            // What goes to all goes to oneself, too.
+            let to = receiver.unwrap_or(member.learner);
             let mut message = if rounds.in_envelopes() { context.begin(flag) } else { Vec::new() };
             if flag == Flag::Good || !rounds.in_envelopes() {
-                rounds.send(
-                    round,
-                    &envelopes.setting,
-                    member,
-                    receiver.unwrap_or(member.learner),
-                    &mut message,
-                );
+                rounds.send(round, &envelopes.setting, member, to, &mut message);
             }
             if rounds.in_envelopes() {
                 context.seal(&mut message);
             }
-            let copies = match receiver {
-                Some(receiver) => usize::from(receiver != member.learner),
-                None => envelopes.setting.learners - 1,
-            };
+            let copies = addressing.copies(member.learner, to, envelopes.setting.learners);
             member.traffic.sent += (copies * message.len()) as u64;
             message
         };
         match addressing {
             Addressing::ToAll => {
-                Outgoing::ToAll(members.iter_mut().map(|member| each_to(member, None)).collect())
+                let to_all = |member: &mut Member| message(member, flag(member), None);
+                Outgoing::ToAll(members.iter_mut().map(to_all).collect())
             }
             Addressing::ToEach => {
-                let learners = envelopes.setting.learners;
-                let to_each =
-                    |member: &mut Member| (0..learners).map(|to| each_to(member, Some(to))).collect();
+                let to_each = |member: &mut Member| {
+                    let flag = flag(member);
+                    (0..envelopes.setting.learners).map(|to| message(member, flag, Some(to))).collect()
+                };
                 Outgoing::ToEach(members.iter_mut().map(to_each).collect())
             }
         }

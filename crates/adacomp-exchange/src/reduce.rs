@@ -36,8 +36,8 @@ impl Rounds for Reduce {
         receiver: usize,
         message: &mut Vec<u8>,
     ) {
-        let copies = if round == SIGNS { 1 } else { setting.learners - 1 };
-        send_layers(setting, member, (receiver, copies), message, |member, index, layer, message| {
+        let copies = self.addressing()[round].copies(member.learner, receiver, setting.learners);
+        send_layers(setting, member, copies, message, |member, index, layer, message| {
             let share = setting.share(layer, receiver);
             match (member.compressor.packet(layer), round) {
                 (Some(Packet::Sparse(sparse)), SCALES) => write_values(&sparse.values[..1], message),

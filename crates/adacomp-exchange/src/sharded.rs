@@ -36,8 +36,8 @@ impl Rounds for Sharded {
         receiver: usize,
         message: &mut Vec<u8>,
     ) {
-        let copies = if round == 0 { 1 } else { setting.learners - 1 };
-        send_layers(setting, member, (receiver, copies), message, |member, index, layer, message| {
+        let copies = self.addressing()[round].copies(member.learner, receiver, setting.learners);
+        send_layers(setting, member, copies, message, |member, index, layer, message| {
             let share = setting.share(layer, receiver);
             match (setting.is_whole(layer), round) {
                 (true, 0) => self.whole.send_share(member, layer, share, message),
@@ -141,7 +141,7 @@ impl Sharded {
         }
         let compressed = owner.compress_layer(layer, self.average.as_slice().into(), Sending::Selected);
         // Only a sum of scales that overflows is refused here.
-        if compressed.is_ok() && owner.is_finite() {
+        if compressed.is_ok() && owner.layer_statistics(layer).bad_bins == 0 {
             Ok(())
         } else {
             Err(Fault { sender: member.learner, cause: DecodeError::Value { layer }.into() })

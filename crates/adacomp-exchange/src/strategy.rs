@@ -55,6 +55,16 @@ pub(crate) enum Addressing {
     ToEach,
 }
 
+impl Addressing {
+    /// How often a learner's message is sent to others.
+    pub(crate) fn copies(self, sender: usize, receiver: usize, learners: usize) -> usize {
+        match self {
+            Self::ToAll => learners - 1,
+            Self::ToEach => usize::from(receiver != sender),
+        }
+    }
+}
+
 /// Contents that are bad, and whose they are.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Fault {
@@ -62,18 +72,18 @@ pub(crate) struct Fault {
     pub(crate) cause: Cause,
 }
 
-/// Appends what a learner sends of each layer, and counts it: in a message to one receiver or, in so many copies, to all.
+/// Appends what a learner sends of each layer, and counts it.
 pub(crate) fn send_layers(
     setting: &Setting<'_>,
     member: &mut Member,
-    (receiver, copies): (usize, usize),
+    copies: usize,
     message: &mut Vec<u8>,
     mut send: impl FnMut(&mut Member, usize, usize, &mut Vec<u8>),
 ) {
     for (index, &layer) in setting.layers.iter().enumerate() {
         let start = message.len();
         send(member, index, layer, message);
-        member.count_sent(layer, receiver, copies, message.len() - start);
+        member.traffic.layers[layer].sent += (copies * (message.len() - start)) as u64;
     }
 }
 

@@ -345,6 +345,11 @@ impl Compressor {
         self.open
     }
 
+    /// What one layer sent in the last step.
+    pub fn layer_statistics(&self, layer: usize) -> LayerStatistics {
+        self.layers[layer].statistics
+    }
+
     /// What each layer sent in the last step.
     pub fn statistics(&self) -> impl ExactSizeIterator<Item = LayerStatistics> {
         self.layers.iter().map(|layer| layer.statistics)

@@ -184,9 +184,9 @@ fn everything_can_be_sent_in_between() {
 
 #[test]
 fn traffic_is_counted_by_layer() {
-    for strategy in STRATEGIES {
+    for (strategy, learners) in STRATEGIES.into_iter().flat_map(|strategy| [(strategy, 4), (strategy, 2)]) {
         let traffic = std::thread::scope(|scope| {
-            let threads: Vec<_> = local(4, 4, LIMIT)
+            let threads: Vec<_> = local(learners, learners, LIMIT)
                 .into_iter()
                 .enumerate()
                 .map(|(learner, collective)| {
@@ -207,12 +207,13 @@ fn traffic_is_counted_by_layer() {
         let messages = |traffic: &adacomp_exchange::Traffic| -> (u64, u64) {
             (traffic.layers.iter().map(|l| l.sent).sum(), traffic.layers.iter().map(|l| l.received).sum())
         };
-        // Envelopes of 7 bytes, frames of 36, to three others in each round; and verdicts.
-        let envelopes = match strategy {
-            Strategy::Dense | Strategy::Sharded => 9 * 7,
-            Strategy::Gather => 3 * 36 + 3 * 7,
-            Strategy::Reduce => 12 * 7,
+        // Envelopes of 7 bytes, frames of 36, to all others in each round; and verdicts.
+        let to_one_other = match strategy {
+            Strategy::Dense | Strategy::Sharded => 3 * 7,
+            Strategy::Gather => 36 + 7,
+            Strategy::Reduce => 4 * 7,
         };
+        let envelopes = to_one_other * (learners as u64 - 1);
         for traffic in &traffic {
             let (sent, received) = messages(traffic);
             assert_eq!(traffic.sent, sent + envelopes, "{strategy:?}");
