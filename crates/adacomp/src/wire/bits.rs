@@ -55,7 +55,7 @@ impl<'a> BitWriter<'a> {
     }
 }
 
-/// Reads bits from bytes. Past the end it reads zeros, and [`BitReader::past_end`] tells.
+/// Reads bits from bytes.
 #[derive(Clone, Copy)]
 pub struct BitReader<'a> {
     bytes: &'a [u8],
