@@ -58,6 +58,8 @@ fn tests() -> Result {
 fn mpi() -> Result {
     install("mpicc", &["openmpi-bin", "libopenmpi-dev", "libclang-dev"])?;
     install("ip", &["iproute2"])?;
+    // The tests end learners by their process ids.
+    install("pgrep", &["procps"])?;
     let with_mpi = ["-p", "adacomp-exchange", "--features", "mpi", "--locked"];
     run(cargo(&["clippy"]).args(with_mpi).args(["--all-targets", "--", "-D", "warnings"]))?;
     // The tests run the example, one after the other: they measure time limits, and each starts several processes.

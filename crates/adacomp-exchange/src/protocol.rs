@@ -403,3 +403,9 @@ fn cut_groups(layout: &Layout, elements: usize) -> Vec<Vec<usize>> {
     }
     groups
 }
+
+/// Drivers may share a protocol between threads, as bindings to other languages do.
+const _: () = {
+    const fn is_shareable<T: Send + Sync>() {}
+    is_shareable::<Protocol>();
+};
