@@ -81,9 +81,47 @@ pub trait Collective {
     /// Finishes the oldest round that was started.
     fn finish(&mut self) -> Result<Incoming, CollectiveError>;
 
+    /// A round of its own, while none is under way: a message of each learner that is hosted here goes to all. All learners'
+    /// messages.
+    fn to_all(&mut self, messages: Vec<Vec<u8>>) -> Result<Vec<Arc<Vec<u8>>>, CollectiveError> {
+        self.start(Outgoing::ToAll(messages))?;
+        match self.finish()? {
+            Incoming::ToAll(messages) => Ok(messages),
+            Incoming::ToEach(_) => Err(CollectiveError::OutOfStep),
+        }
+    }
+
+    /// A round of its own, while none is under way: each learner that is hosted here sends a message to each. For each learner
+    /// that is hosted here, all learners' messages to it.
+    fn to_each(&mut self, messages: Vec<Vec<Vec<u8>>>) -> Result<Vec<Vec<Vec<u8>>>, CollectiveError> {
+        self.start(Outgoing::ToEach(messages))?;
+        match self.finish()? {
+            Incoming::ToEach(messages) => Ok(messages),
+            Incoming::ToAll(_) => Err(CollectiveError::OutOfStep),
+        }
+    }
+
     /// Waits until all learners are here.
     fn barrier(&mut self) -> Result<(), CollectiveError> {
-        self.start(Outgoing::ToAll(vec![Vec::new(); self.hosted().len()]))?;
-        self.finish().map(drop)
+        self.to_all(vec![Vec::new(); self.hosted().len()]).map(drop)
+    }
+}
+
+/// A collective that is only lent, so that it can be used for something else after.
+impl<C: Collective> Collective for &mut C {
+    fn learners(&self) -> usize {
+        (**self).learners()
+    }
+
+    fn hosted(&self) -> Range<usize> {
+        (**self).hosted()
+    }
+
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+        (**self).start(outgoing)
+    }
+
+    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+        (**self).finish()
     }
 }

@@ -72,11 +72,8 @@ impl<C: Collective> Exchange<C> {
         let (learners, hosted) = (collective.learners(), collective.hosted());
         let protocol = Protocol::new(layout, strategy, codec, learners, hosted.clone(), group)?;
         let failed = |cause| ExchangeError::Collective { step: 0, cause };
-        collective.start(Outgoing::ToAll(vec![protocol.description(); hosted.len()])).map_err(failed)?;
-        match collective.finish().map_err(failed)? {
-            Incoming::ToAll(texts) => agreement::check(&texts)?,
-            Incoming::ToEach(_) => return Err(failed(CollectiveError::OutOfStep)),
-        }
+        let texts = collective.to_all(vec![protocol.description(); hosted.len()]).map_err(failed)?;
+        agreement::check(&texts)?;
         Ok(Self {
             collective,
             protocol,

@@ -4,6 +4,7 @@ use crate::collective::{Collective, Incoming, Outgoing};
 use crate::error::CollectiveError;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,19 @@ pub fn local(learners: usize, threads: usize, limit: Duration) -> Vec<Local> {
     (0..threads)
         .map(|thread| Local { shared: shared.clone(), thread, learners, limit, started: 0, finished: 0 })
         .collect()
+}
+
+/// Runs this for each of so many learners, each on a thread of its own; what they return, in their order.
+///
+/// # Panics
+/// If one of them does.
+pub fn on_threads<T: Send>(learners: usize, limit: Duration, work: impl Fn(Local) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let collectives = local(learners, learners, limit).into_iter();
+        let threads: Vec<_> = collectives.map(|collective| scope.spawn(move || work(collective))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
 }
 
 /// One thread's side of a [`local`] collective.

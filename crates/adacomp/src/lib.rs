@@ -32,4 +32,4 @@ pub use packet::{Packet, Selected, Sparse};
 pub use policy::{Kind, MAX_BIN, Parameter, Policy, Treatment};
 pub use state::SavedBy;
 pub use statistics::{LayerStatistics, ResidualStatistics};
-pub use wire::{Codec, Expected, Frame, FrameWriter, Header, VERSION};
+pub use wire::{Codec, Expected, Form, Frame, FrameWriter, Header, Outline, SectionOutline, VERSION};

@@ -102,15 +102,7 @@ impl Frame {
     }
 
     fn read(&mut self, bytes: &[u8], layout: &Layout, expected: Expected<'_>) -> Result<Header, DecodeError> {
-        let (mut rest, checksum) =
-            bytes.split_last_chunk().ok_or(DecodeError::Truncated { part: "the checksum" })?;
-        let all = rest;
-        let (header, sections) = Header::read(&mut rest)?;
-        // Magic and version first: a frame of another version may have another checksum.
-        let (computed, written) = (crc32fast::hash(all), u32::from_le_bytes(*checksum));
-        if computed != written {
-            return Err(DecodeError::Checksum { expected: computed, actual: written });
-        }
+        let (header, sections, mut rest) = open(bytes)?;
         if header.fingerprint != layout.fingerprint() {
             return Err(DecodeError::Fingerprint {
                 expected: layout.fingerprint(),
@@ -124,21 +116,13 @@ impl Frame {
             return Err(DecodeError::Layer { position, expected, actual: None });
         }
         for position in 0..count {
-            let before = rest.len();
             let expected = expected.layer(position);
-            let layer = varint::read(&mut rest, "a layer number")? as usize;
+            let RawSection { layer, kind, contents, bytes } = next_section(&mut rest)?;
             if layer != expected || layer >= layout.len() {
                 return Err(DecodeError::Layer { position, expected: Some(expected), actual: Some(layer) });
             }
-            let (&kind, after) =
-                rest.split_first().ok_or(DecodeError::Truncated { part: "a section kind" })?;
-            rest = after;
-            let length = varint::read(&mut rest, "a section length")? as usize;
-            let (section, after) =
-                rest.split_at_checked(length).ok_or(DecodeError::Truncated { part: "a section" })?;
-            rest = after;
-            let contents = self.contents(section, kind, layer, layout, header.codec)?;
-            self.sections.push(Section { layer, bytes: before - rest.len(), contents });
+            let contents = self.contents(contents, kind, layer, layout, header.codec)?;
+            self.sections.push(Section { layer, bytes, contents });
         }
         if rest.is_empty() {
             Ok(header)
@@ -195,6 +179,42 @@ impl Frame {
         }
         Ok(Contents::Dense(start..self.values.len()))
     }
+}
+
+/// The header of a frame whose checksum is right, the number of its sections, and their bytes.
+pub(super) fn open(bytes: &[u8]) -> Result<(Header, u32, &[u8]), DecodeError> {
+    let (mut rest, checksum) =
+        bytes.split_last_chunk().ok_or(DecodeError::Truncated { part: "the checksum" })?;
+    let all = rest;
+    let (header, sections) = Header::read(&mut rest)?;
+    // Magic and version first: a frame of another version may have another checksum.
+    let (computed, written) = (crc32fast::hash(all), u32::from_le_bytes(*checksum));
+    if computed != written {
+        return Err(DecodeError::Checksum { expected: computed, actual: written });
+    }
+    Ok((header, sections, rest))
+}
+
+/// A section as it is written.
+pub(super) struct RawSection<'a> {
+    pub(super) layer: usize,
+    pub(super) kind: u8,
+    pub(super) contents: &'a [u8],
+    /// Bytes of all of it.
+    pub(super) bytes: usize,
+}
+
+/// The section at the front of `rest`, which moves past it.
+pub(super) fn next_section<'a>(rest: &mut &'a [u8]) -> Result<RawSection<'a>, DecodeError> {
+    let before = rest.len();
+    let layer = varint::read(rest, "a layer number")? as usize;
+    let (&kind, after) = rest.split_first().ok_or(DecodeError::Truncated { part: "a section kind" })?;
+    *rest = after;
+    let length = varint::read(rest, "a section length")? as usize;
+    let (contents, after) =
+        rest.split_at_checked(length).ok_or(DecodeError::Truncated { part: "a section" })?;
+    *rest = after;
+    Ok(RawSection { layer, kind, contents, bytes: before - rest.len() })
 }
 
 /// What positive and negative elements are sent as, and the bytes behind: one scale, or for top-k two means.

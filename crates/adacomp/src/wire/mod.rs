@@ -6,6 +6,7 @@ pub(crate) mod bits;
 mod decode;
 mod encode;
 mod header;
+mod outline;
 mod paper;
 pub(crate) mod rice;
 pub(crate) mod varint;
@@ -13,6 +14,7 @@ pub(crate) mod varint;
 pub use decode::{Expected, Frame};
 pub use encode::FrameWriter;
 pub use header::{Codec, Header};
+pub use outline::{Form, Outline, SectionOutline};
 
 /// The version of the format.
 pub const VERSION: u8 = 1;

@@ -3,7 +3,9 @@
 //! After a deliberate change of the format, `ADACOMP_WRITE_GOLDEN=1 cargo test` writes them anew.
 
 use crate::support::{Random, gradients, named, one_layer, small_model};
-use adacomp::{Codec, Compressor, Expected, Frame, FrameWriter, Header, Packet, Policy, Selected, Sparse};
+use adacomp::{
+    Codec, Compressor, Expected, Form, Frame, FrameWriter, Header, Outline, Packet, Policy, Selected, Sparse,
+};
 use std::path::PathBuf;
 
 fn check(name: &str, bytes: &[u8]) {
@@ -17,12 +19,12 @@ fn check(name: &str, bytes: &[u8]) {
 
 #[test]
 fn frames_have_not_changed() {
-    for (scheme, policy) in [
-        ("adacomp", Policy::adacomp()),
-        ("local-selection", Policy::local_selection()),
-        ("top-k", Policy::top_k(1.0)),
-        ("half", Policy::half()),
-        ("dense", Policy::dense()),
+    for (scheme, policy, form) in [
+        ("adacomp", Policy::adacomp(), Form::Selected),
+        ("local-selection", Policy::local_selection(), Form::Selected),
+        ("top-k", Policy::top_k(1.0), Form::Selected),
+        ("half", Policy::half(), Form::Half),
+        ("dense", Policy::dense(), Form::Dense),
     ] {
         let layout = small_model(policy);
         let mut random = Random(51);
@@ -40,6 +42,12 @@ fn frames_have_not_changed() {
                 for (layer, packet) in frame.packets() {
                     assert_eq!(Some(packet), compressor.packet(layer));
                 }
+                let outline = Outline::read(&bytes).unwrap();
+                assert_eq!(Some(outline.header), frame.header());
+                let sections = outline.sections.iter().map(|section| (section.layer, section.bytes));
+                assert!(sections.eq(frame.section_bytes()));
+                assert_eq!(outline.sections[0].form, form);
+                assert!((0..bytes.len()).all(|end| Outline::read(&bytes[..end]).is_err()));
             }
             compressor.commit().unwrap();
         }

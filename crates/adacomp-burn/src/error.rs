@@ -1,0 +1,68 @@
+//! What can go wrong.
+
+use adacomp::PolicyError;
+use adacomp_exchange::ExchangeError;
+use burn::tensor::DType;
+
+/// Why learners could not train on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing to exchange.
+    #[error(
+        "no parameter of the model requires a gradient: make it on an autodiff device, or call `train()` on it"
+    )]
+    NothingTrained,
+    /// The policy does not fit the model.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The exchange failed.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
+    /// Another model than the one that learners were connected with.
+    #[error(
+        "the model has {actual} parameters that require a gradient, but had {expected} when the learners were connected: freeze and unfreeze before connecting"
+    )]
+    Parameters {
+        /// When the learners were connected.
+        expected: usize,
+        /// Now.
+        actual: usize,
+    },
+    /// A gradient of a type that has no place in an exchange.
+    #[error("the gradient of `{parameter}` is {dtype:?}: only f32, f16 and bf16 can be exchanged")]
+    Type {
+        /// Whose it is.
+        parameter: String,
+        /// Its type.
+        dtype: DType,
+    },
+    /// A device did not hand out a tensor.
+    #[error("`{parameter}` could not be read from its device: {reason}")]
+    Read {
+        /// Which one.
+        parameter: String,
+        /// What the device said.
+        reason: String,
+    },
+    /// As many gradients must come as learners are hosted.
+    #[error("{hosted} learners are hosted here, but gradients came for {given}")]
+    Hosted {
+        /// Learners hosted here.
+        hosted: usize,
+        /// Learners that gradients came for.
+        given: usize,
+    },
+    /// Another learner's statistics cannot be read.
+    #[error(
+        "learner {learner} sent statistics of another model: {actual} bytes where {expected} were expected"
+    )]
+    Statistics {
+        /// Whose they are.
+        learner: usize,
+        /// The bytes of this model's.
+        expected: usize,
+        /// The bytes that came.
+        actual: usize,
+    },
+}

@@ -1,0 +1,124 @@
+//! Learners that train one model together.
+
+use crate::error::Error;
+use crate::parameters::{parameters, set_statistics, statistics, take_gradients, to_gradients};
+use adacomp::{Outcome, Policy};
+use adacomp_exchange::{Collective, Exchange, ExchangeError, Options};
+use burn::module::Module;
+use burn::optim::GradientsParams;
+
+/// The learners that are hosted here, and through their collective all others.
+pub struct Learners<C> {
+    exchange: Exchange<C>,
+    outcome: Outcome,
+}
+
+impl<C: Collective> Learners<C> {
+    /// Connects the learners to train this model. All must have the same one, with the same weights.
+    pub fn new<M: Module>(
+        collective: C,
+        model: &M,
+        policy: &Policy,
+        options: impl Into<Options>,
+    ) -> Result<Self, Error> {
+        let parameters = parameters(model);
+        if parameters.is_empty() {
+            return Err(Error::NothingTrained);
+        }
+        let exchange = Exchange::new(collective, policy.layout(parameters)?, options)?;
+        Ok(Self { exchange, outcome: Outcome::Averaged })
+    }
+
+    /// A step of the one learner that is hosted here: its gradients become the average over all learners.
+    ///
+    /// If some learner's gradient is not finite, all learners get no gradients at all: an optimiser then changes nothing,
+    /// and [`Learners::outcome`] says whose it was.
+    pub fn average<M: Module>(
+        &mut self,
+        model: &M,
+        gradients: GradientsParams,
+    ) -> Result<GradientsParams, Error> {
+        self.average_hosted(model, vec![gradients])
+    }
+
+    /// The same where several learners are hosted: the gradients of each, in their order.
+    pub fn average_hosted<M: Module>(
+        &mut self,
+        model: &M,
+        gradients: Vec<GradientsParams>,
+    ) -> Result<GradientsParams, Error> {
+        let hosted = self.exchange.collective().hosted();
+        if gradients.len() != hosted.len() {
+            return Err(Error::Hosted { hosted: hosted.len(), given: gradients.len() });
+        }
+        let elements: Vec<usize> =
+            self.exchange.protocol().layout().layers().iter().map(|layer| layer.elements()).collect();
+        let values = gradients.into_iter().map(|gradients| {
+            let values = take_gradients(model, gradients)?;
+            match values.len() == elements.len() {
+                true => Ok(values),
+                false => Err(Error::Parameters { expected: elements.len(), actual: values.len() }),
+            }
+        });
+        let values = values.collect::<Result<Vec<_>, _>>()?;
+        let gradients: Vec<Vec<_>> =
+            values.iter().map(|values| values.iter().map(|values| values.as_gradient()).collect()).collect();
+        let mut averaged: Vec<Vec<f32>> = elements.iter().map(|&elements| vec![0.0; elements]).collect();
+        let mut output: Vec<&mut [f32]> = averaged.iter_mut().map(Vec::as_mut_slice).collect();
+        self.outcome = self.exchange.exchange(&gradients, &mut output)?;
+        Ok(match self.outcome {
+            Outcome::Averaged => to_gradients(model, averaged),
+            Outcome::NonFinite { .. } => GradientsParams::new(),
+        })
+    }
+
+    /// How the last step ended.
+    pub fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    /// The model with the average over learners of what is not a gradient, such as the running statistics of a batch norm,
+    /// in learner order: before evaluating or saving it. Each learner goes on training with its own.
+    pub fn average_statistics<M: Module>(&mut self, model: &M) -> Result<M, Error> {
+        let own = vec![statistics(model)?; self.exchange.collective().hosted().len()];
+        let average = average_statistics(self.exchange.collective(), &own)?;
+        Ok(set_statistics(model.clone(), &average))
+    }
+
+    /// The exchange: its traffic, times and residuals.
+    pub fn exchange(&mut self) -> &mut Exchange<C> {
+        &mut self.exchange
+    }
+}
+
+/// The average over all learners of [`statistics`]; `own` are those of the learners that are hosted here, in their order.
+///
+/// Sums are in f64 and in learner order, so all learners get the same bits, and values that all have in common stay as
+/// they are.
+pub fn average_statistics<C: Collective>(
+    collective: &mut C,
+    own: &[Vec<Vec<f32>>],
+) -> Result<Vec<Vec<f32>>, Error> {
+    let Some(lengths) = own.first().map(|own| own.iter().map(Vec::len).collect::<Vec<_>>()) else {
+        return Ok(Vec::new());
+    };
+    let expected = 4 * lengths.iter().sum::<usize>();
+    if expected == 0 {
+        return Ok(own[0].clone());
+    }
+    let bytes =
+        |tensors: &Vec<Vec<f32>>| tensors.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
+    let failed = |cause| ExchangeError::Collective { step: 0, cause };
+    let all = collective.to_all(own.iter().map(bytes).collect()).map_err(failed)?;
+    let mut sums = vec![0.0f64; expected / 4];
+    for (learner, bytes) in all.iter().enumerate() {
+        if bytes.len() != expected {
+            return Err(Error::Statistics { learner, expected, actual: bytes.len() });
+        }
+        for (sum, value) in sums.iter_mut().zip(bytes.as_chunks().0) {
+            *sum += f64::from(f32::from_le_bytes(*value));
+        }
+    }
+    let mut averages = sums.into_iter().map(|sum| (sum / all.len() as f64) as f32);
+    Ok(lengths.into_iter().map(|length| averages.by_ref().take(length).collect()).collect())
+}

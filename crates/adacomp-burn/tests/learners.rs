@@ -1,0 +1,267 @@
+//! Learners with real Burn models.
+
+use adacomp_burn::adacomp::{Gradient, Kind, Outcome, Policy};
+use adacomp_burn::adacomp_exchange::{Collective, Local, Strategy, TIME_LIMIT, local, on_threads};
+use adacomp_burn::{
+    Error, Learners, Values, parameters, set_statistics, statistics, take_gradients, unshared, untrained,
+    weights,
+};
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+#[derive(Module, Debug)]
+struct Net {
+    convolution: Conv2d,
+    norm: BatchNorm,
+    blocks: Vec<Linear>,
+    unused: Embedding,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        Self {
+            convolution: Conv2dConfig::new([1, 8], [5, 5]).init(device),
+            norm: BatchNormConfig::new(8).init(device),
+            blocks: vec![LinearConfig::new(8 * 16, 64).init(device), LinearConfig::new(64, 4).init(device)],
+            unused: EmbeddingConfig::new(4, 4).init(device),
+        }
+    }
+
+    fn loss(&self, input: Tensor<4>) -> Tensor<1> {
+        let values: Tensor<2> = self.norm.forward(self.convolution.forward(input)).flatten(1, 3);
+        let outputs = self.blocks.iter().fold(values, |values, block| block.forward(values).tanh());
+        (outputs - 0.5).powf_scalar(2.0).mean()
+    }
+}
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// Pictures of 8x8 that are other ones for each number.
+fn pictures(numbers: std::ops::Range<usize>) -> Tensor<4> {
+    let values: Vec<f32> =
+        numbers.clone().flat_map(|n| (0..64).map(move |i| ((n * 97 + i * 31) % 61) as f32 / 61.0)).collect();
+    Tensor::from_data(TensorData::new(values, [numbers.len(), 1, 8, 8]), &device())
+}
+
+fn gradients(model: &Net, input: Tensor<4>) -> GradientsParams {
+    GradientsParams::from_grads(model.loss(input).backward(), model)
+}
+
+/// Runs this for each of so many learners, each on a thread.
+fn with_learners<T: Send>(learners: usize, work: impl Fn(Local, usize) -> T + Sync) -> Vec<T> {
+    on_threads(learners, TIME_LIMIT, |collective| {
+        let learner = collective.hosted().start;
+        work(collective, learner)
+    })
+}
+
+#[test]
+fn names_are_paths_and_kinds_come_from_modules() {
+    let model = Net::new(&device());
+    let found: Vec<_> = parameters(&model).into_iter().map(|p| (p.name, p.kind, p.shape)).collect();
+    let expected = [
+        ("convolution.weight", Kind::Conv, vec![8, 1, 5, 5]),
+        ("convolution.bias", Kind::Vector, vec![8]),
+        ("norm.gamma", Kind::Vector, vec![8]),
+        ("norm.beta", Kind::Vector, vec![8]),
+        ("blocks.0.weight", Kind::Matrix, vec![128, 64]),
+        ("blocks.0.bias", Kind::Vector, vec![64]),
+        ("blocks.1.weight", Kind::Matrix, vec![64, 4]),
+        ("blocks.1.bias", Kind::Vector, vec![4]),
+        ("unused.weight", Kind::Matrix, vec![4, 4]),
+    ];
+    let expected = expected.map(|(name, kind, shape)| (name.to_owned(), kind, shape));
+    assert_eq!(found, expected);
+    let rest: Vec<_> = untrained(&model).into_iter().map(|parameter| parameter.name).collect();
+    assert_eq!(rest, ["norm.running_mean", "norm.running_var"]);
+}
+
+#[test]
+fn a_dense_average_is_the_mean_of_all_gradients_and_unused_parameters_get_zeros() {
+    let model = Net::new(&device());
+    let own: Vec<Vec<Values>> = (0..3)
+        .map(|learner| {
+            let model = unshared(model.clone());
+            take_gradients(&model, gradients(&model, pictures(learner * 4..learner * 4 + 4))).unwrap()
+        })
+        .collect();
+    let averages = with_learners(3, |collective, learner| {
+        let model = unshared(model.clone());
+        let mut learners = Learners::new(collective, &model, &Policy::dense(), Strategy::Dense).unwrap();
+        let own = gradients(&model, pictures(learner * 4..learner * 4 + 4));
+        let averaged = learners.average(&model, own).unwrap();
+        take_gradients(&model, averaged).unwrap()
+    });
+    for average in averages {
+        assert_eq!(average.len(), 9);
+        for (layer, values) in average.iter().enumerate() {
+            for (element, value) in numbers(values).iter().enumerate() {
+                let mean = own.iter().map(|own| f64::from(numbers(&own[layer])[element])).sum::<f64>() / 3.0;
+                assert!((f64::from(*value) - mean).abs() <= 1e-7 + 1e-6 * mean.abs());
+            }
+        }
+        assert!(numbers(&average[8]).iter().all(|value| *value == 0.0), "the unused embedding");
+        assert!(numbers(&average[0]).iter().any(|value| *value != 0.0));
+    }
+}
+
+fn numbers(values: &Values) -> &[f32] {
+    match values.as_gradient() {
+        Gradient::F32(values) => values,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn train(
+    collective: Local,
+    learner: usize,
+    mut model: Net,
+    mut optimizer: ModuleOptimizer,
+    strategy: Strategy,
+) -> Vec<Vec<f32>> {
+    let mut learners = Learners::new(collective, &model, &Policy::adacomp().minimum(0), strategy).unwrap();
+    for step in 0..6 {
+        let own = gradients(&model, pictures(step * 100 + learner * 4..step * 100 + learner * 4 + 4));
+        let averaged = learners.average(&model, own).unwrap();
+        assert_eq!(learners.outcome(), Outcome::Averaged);
+        model = optimizer.step(0.05, model, averaged);
+    }
+    weights(&model).unwrap()
+}
+
+#[test]
+fn replicas_stay_equal_to_the_bit_with_burns_optimisers() {
+    let model = Net::new(&device());
+    let before = weights(&model).unwrap();
+    let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
+        for optimizer in [momentum.init(), AdamConfig::new().init()] {
+            let all = with_learners(4, |collective, learner| {
+                train(collective, learner, unshared(model.clone()), optimizer.clone(), strategy)
+            });
+            assert!(all.iter().all(|weights| *weights == all[0]), "{strategy:?}");
+            assert_ne!(all[0], before);
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing_on_any_learner() {
+    let model = Net::new(&device());
+    let before = weights(&model).unwrap();
+    let ends = with_learners(2, |collective, learner| {
+        let mut model = unshared(model.clone());
+        let mut learners = Learners::new(collective, &model, &Policy::adacomp(), Strategy::Gather).unwrap();
+        let mut optimizer = SgdConfig::new().init();
+        let input = if learner == 1 { pictures(0..4) * f32::NAN } else { pictures(0..4) };
+        let averaged = learners.average(&model, gradients(&model, input)).unwrap();
+        let (outcome, given) = (learners.outcome(), averaged.len());
+        model = optimizer.step(0.1, model, averaged);
+        let after_bad = weights(&model).unwrap();
+        let averaged = learners.average(&model, gradients(&unshared(model.clone()), pictures(0..4))).unwrap();
+        (outcome, given, after_bad, learners.outcome(), averaged.len())
+    });
+    for (outcome, given, after_bad, next, next_given) in ends {
+        assert_eq!((outcome, given), (Outcome::NonFinite { learner: 1 }, 0));
+        assert_eq!(after_bad, before);
+        assert_eq!((next, next_given), (Outcome::Averaged, 9));
+    }
+}
+
+#[test]
+fn statistics_are_each_learners_own_until_they_are_averaged() {
+    let model = Net::new(&device());
+    let all = with_learners(3, |collective, learner| {
+        let model = unshared(model.clone());
+        model.loss(pictures(learner * 50..learner * 50 + 4));
+        let own = statistics(&model).unwrap();
+        let mut learners = Learners::new(collective, &model, &Policy::dense(), Strategy::Dense).unwrap();
+        let averaged = learners.average_statistics(&model).unwrap();
+        assert_eq!(statistics(&model).unwrap(), own, "training goes on with the learner's own");
+        (own, statistics(&averaged).unwrap())
+    });
+    assert_ne!(all[0].0, all[1].0);
+    for (_, averaged) in &all {
+        for (tensor, values) in averaged.iter().enumerate() {
+            for (element, value) in values.iter().enumerate() {
+                let mean = all.iter().map(|(own, _)| f64::from(own[tensor][element])).sum::<f64>() / 3.0;
+                assert_eq!(*value, mean as f32);
+            }
+        }
+    }
+    // What all have in common stays as it is, also where sums of three round.
+    let common = vec![vec![0.1f32, 1e-30, 3.3], vec![7.7; 2]];
+    let averaged = with_learners(3, |mut collective, _| {
+        adacomp_burn::average_statistics(&mut collective, std::slice::from_ref(&common)).unwrap()
+    });
+    assert!(averaged.iter().all(|averaged| *averaged == common));
+}
+
+#[test]
+fn clones_share_running_statistics_until_they_are_unshared() {
+    let model = Net::new(&device());
+    let before = statistics(&model).unwrap();
+    let (sharing, own) = (model.clone(), unshared(model.clone()));
+    own.loss(pictures(0..4));
+    assert_eq!(statistics(&model).unwrap(), before);
+    sharing.loss(pictures(0..4));
+    assert_ne!(statistics(&model).unwrap(), before);
+    let set = set_statistics(model, &before);
+    assert_eq!(statistics(&set).unwrap(), before);
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let model = Net::new(&device());
+    let error =
+        Learners::new(local(1, 1, TIME_LIMIT).remove(0), &model.valid(), &Policy::dense(), Strategy::Dense);
+    assert!(matches!(error.err(), Some(Error::NothingTrained)));
+    let frozen = model.clone().no_grad();
+    let error = Learners::new(local(1, 1, TIME_LIMIT).remove(0), &frozen, &Policy::dense(), Strategy::Dense);
+    assert!(matches!(error.err(), Some(Error::NothingTrained)));
+    let mut learners =
+        Learners::new(local(1, 1, TIME_LIMIT).remove(0), &model, &Policy::dense(), Strategy::Dense).unwrap();
+    let error = learners.average(&frozen, GradientsParams::new()).unwrap_err();
+    assert!(matches!(error, Error::Parameters { expected: 9, actual: 0 }), "{error}");
+    let error = learners.average_hosted(&model, Vec::new()).unwrap_err();
+    assert!(matches!(error, Error::Hosted { hosted: 1, given: 0 }), "{error}");
+}
+
+#[test]
+fn half_precision_gradients_are_taken_as_they_are() {
+    let model = LinearConfig::new(2, 2).with_bias(false).init(&device());
+    let id = model.weight.id;
+    let half = |dtype| {
+        let mut gradients = GradientsParams::new();
+        let data = TensorData::new(vec![1.0f32, -0.5, 0.25, 2.0], [2, 2]);
+        gradients.register(id, Tensor::<2>::from_data(data, (&Device::flex(), dtype)));
+        let mut learners =
+            Learners::new(local(1, 1, TIME_LIMIT).remove(0), &model, &Policy::dense(), Strategy::Dense)
+                .unwrap();
+        let averaged = learners.average(&model, gradients).unwrap().remove::<2>(id).unwrap();
+        assert_eq!(averaged.dtype(), DType::F32, "the parameter's type");
+        averaged.into_data().try_into_vec::<f32>().unwrap()
+    };
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        assert_eq!(half(dtype), [1.0, -0.5, 0.25, 2.0]);
+    }
+}
+
+#[test]
+fn the_examples_differ_in_fewer_than_ten_lines() {
+    let lines = |text: &'static str| {
+        let code = text.lines().map(str::trim).filter(|line| !line.starts_with("//!") && !line.is_empty());
+        code.collect::<Vec<_>>()
+    };
+    let plain = lines(include_str!("../examples/plain.rs"));
+    let parallel = lines(include_str!("../examples/data_parallel.rs"));
+    let new: Vec<_> = parallel.iter().filter(|line| !plain.contains(line)).collect();
+    assert!(new.len() < 10, "{} lines: {new:#?}", new.len());
+    assert!(new.iter().any(|line| line.contains("learners.average")));
+}

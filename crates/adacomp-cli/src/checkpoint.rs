@@ -1,0 +1,326 @@
+//! Saving a run, and going on with it.
+//!
+//! A checkpoint is a folder `checkpoint-STEP` that appears with all its files or not at all:
+//!
+//! | file | what |
+//! |---|---|
+//! | `run.json` | configuration, step, history, and the checksums of the other files |
+//! | `weights.safetensors` | the weights, and the average of what is not trained |
+//! | `optimizer.safetensors` | the optimiser's moments |
+//! | `residuals-L.safetensors` | learner L's residuals |
+//! | `owner-L.safetensors` | what learner L keeps as an owner, with the strategy `sharded` |
+//! | `statistics-L.safetensors` | learner L's running statistics, if the model has any |
+//!
+//! Data order and random draws follow from the seed and the step.
+
+use crate::config::Config;
+use crate::endpoint::State;
+use crate::files::Draft;
+use crate::history::{History, Seconds};
+use crate::meter::Sums;
+use crate::optimizer::Optimizer;
+use crate::tensors;
+use adacomp::Parameter;
+use adacomp_burn::average_statistics;
+use adacomp_exchange::{Collective, Exchange, LearnerState};
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+const FORMAT: u32 = 1;
+const PREFIX: &str = "checkpoint-";
+const RUN: &str = "run.json";
+const WEIGHTS: &str = "weights.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// What `run.json` says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    format: u32,
+    pub(crate) config: Config,
+    pub(crate) step: u64,
+    /// Steps that the optimiser has taken: fewer than steps if some were dropped.
+    optimizer_steps: u64,
+    /// For each learner what the epoch that is going on has cost it so far.
+    epoch: Vec<Sums>,
+    before: Sums,
+    seconds: Seconds,
+    pub(crate) history: History,
+    /// Names and CRC-32 of all other files.
+    pub(crate) files: BTreeMap<String, String>,
+}
+
+/// A saved run.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    pub(crate) folder: PathBuf,
+    pub(crate) saved: Saved,
+}
+
+impl Checkpoint {
+    /// The newest checkpoint of a run's folder, or a checkpoint's own folder; checked to be whole.
+    pub(crate) fn open(folder: &Path) -> Result<Self> {
+        let folder = match folder.join(RUN).is_file() {
+            true => folder.to_owned(),
+            false => newest(folder)
+                .with_context(|| format!("{}: there is no checkpoint to resume from", folder.display()))?,
+        };
+        let path = folder.join(RUN);
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let saved: Saved = serde_json::from_str(&text).with_context(|| {
+            format!("{} is damaged, or of another version of this program", path.display())
+        })?;
+        if saved.format != FORMAT {
+            bail!("{}: format {}, but this program reads format {FORMAT}", path.display(), saved.format);
+        }
+        let checkpoint = Self { folder, saved };
+        for (name, expected) in &checkpoint.saved.files {
+            let actual = crc(&checkpoint.read(name)?);
+            ensure!(actual == *expected, "{} is damaged", checkpoint.folder.join(name).display());
+        }
+        Ok(checkpoint)
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.folder.join(name);
+        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+
+    fn tensors(&self, name: &str, prefix: &str, parameters: &[Parameter]) -> Result<Vec<Vec<f32>>> {
+        tensors::read(&self.read(name)?, prefix, parameters)
+            .with_context(|| self.folder.join(name).display().to_string())
+    }
+
+    /// The weights.
+    pub(crate) fn weights(&self, parameters: &[Parameter]) -> Result<Vec<Vec<f32>>> {
+        self.tensors(WEIGHTS, "", parameters)
+    }
+
+    /// Takes over what was saved, for the learners that are hosted here, of now perhaps another number.
+    pub(crate) fn load<C: Collective>(
+        &self,
+        config: &Config,
+        parameters: &[Parameter],
+        untrained: &[Parameter],
+        exchange: &mut Exchange<C>,
+    ) -> Result<State> {
+        let hosted = exchange.collective().hosted();
+        let saved = &self.saved;
+        let weights = self.weights(parameters)?;
+        let mut optimizer = Optimizer::new(config, &weights);
+        optimizer.steps = saved.optimizer_steps;
+        for (number, moments) in optimizer.moments.iter_mut().enumerate() {
+            *moments = self.tensors(OPTIMIZER, &format!("{number}."), parameters)?;
+        }
+        let same_learners = saved.config.learners == config.learners;
+        // Their own is enough where there are as many learners as before; otherwise all of them are averaged.
+        let needed = if same_learners { hosted.clone() } else { 0..saved.config.learners };
+        let states = needed.clone().map(|learner| self.learner_state(learner));
+        exchange.protocol().load(&states.collect::<Result<Vec<_>>>()?)?;
+        let statistics = needed.clone().map(|learner| match untrained.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.tensors(&of_learner("statistics", learner), "", untrained),
+        });
+        let statistics = statistics.collect::<Result<Vec<_>>>()?;
+        let sums: Vec<Sums> = needed.map(|learner| saved.epoch[learner].clone()).collect();
+        let (statistics, epoch) = match same_learners {
+            true => (statistics, sums),
+            false => (vec![mean(&statistics); hosted.len()], vec![Sums::mean(&sums); hosted.len()]),
+        };
+        Ok(State {
+            step: saved.step,
+            weights,
+            optimizer,
+            statistics,
+            epoch,
+            before: saved.before.clone(),
+            seconds: saved.seconds,
+            history: saved.history.clone(),
+        })
+    }
+
+    fn learner_state(&self, learner: usize) -> Result<LearnerState> {
+        let owner = of_learner("owner", learner);
+        let owner = self.saved.files.contains_key(&owner).then(|| self.read(&owner)).transpose()?;
+        Ok(LearnerState { residuals: self.read(&of_learner("residuals", learner))?, owner })
+    }
+}
+
+/// Saves a run into its folder. The learner 0 writes, and takes in what the others have, one after the other.
+pub(crate) fn save<C: Collective>(
+    folder: &Path,
+    config: &Config,
+    [parameters, untrained]: [&[Parameter]; 2],
+    state: &State,
+    exchange: &mut Exchange<C>,
+) -> Result<()> {
+    let hosted = exchange.collective().hosted();
+    let average = average_statistics(exchange.collective(), &state.statistics)?;
+    let mut writer = if hosted.start == 0 { Some(Writer::new(folder, state.step)?) } else { None };
+    let states = exchange.protocol().save()?;
+    let mut sums = Vec::new();
+    for learner in 0..config.learners {
+        let parts = match hosted.contains(&learner) {
+            true => {
+                let slot = learner - hosted.start;
+                learner_parts(&states[slot], untrained, &state.statistics[slot], &state.epoch[slot])?
+            }
+            false => Vec::new(),
+        };
+        let parts = to_first(exchange.collective(), learner, &hosted, parts)?;
+        if let Some(writer) = &mut writer {
+            sums.push(writer.write_learner(learner, &parts)?);
+        }
+    }
+    let Some(mut writer) = writer else { return Ok(()) };
+    writer
+        .write(WEIGHTS, &tensors::write(&[("", parameters, &state.weights), ("", untrained, &average)])?)?;
+    let prefixes: Vec<String> =
+        (0..state.optimizer.moments.len()).map(|number| format!("{number}.")).collect();
+    let moments = prefixes.iter().zip(&state.optimizer.moments);
+    let moments: Vec<_> =
+        moments.map(|(prefix, moments)| (prefix.as_str(), parameters, &moments[..])).collect();
+    writer.write(OPTIMIZER, &tensors::write(&moments)?)?;
+    writer.finish(
+        folder,
+        Saved {
+            format: FORMAT,
+            config: config.clone(),
+            step: state.step,
+            optimizer_steps: state.optimizer.steps,
+            epoch: sums,
+            before: state.before.clone(),
+            seconds: state.seconds,
+            history: state.history.clone(),
+            files: BTreeMap::new(),
+        },
+    )
+}
+
+/// What one learner has of its own, as it travels: sums, residuals, an owner's residuals and statistics, empty if it has none.
+fn learner_parts(
+    state: &LearnerState,
+    untrained: &[Parameter],
+    statistics: &[Vec<f32>],
+    sums: &Sums,
+) -> Result<Vec<Vec<u8>>> {
+    let statistics = match untrained.is_empty() {
+        true => Vec::new(),
+        false => tensors::write(&[("", untrained, statistics)])?,
+    };
+    let owner = state.owner.clone().unwrap_or_default();
+    Ok(vec![serde_json::to_vec(sums)?, state.residuals.clone(), owner, statistics])
+}
+
+/// Brings the parts of one learner to learner 0, each in a round of its own: that bounds memory and the length of messages.
+fn to_first<C: Collective>(
+    collective: &mut C,
+    learner: usize,
+    hosted: &Range<usize>,
+    parts: Vec<Vec<u8>>,
+) -> Result<Vec<Vec<u8>>> {
+    if learner == 0 {
+        return Ok(parts);
+    }
+    let mut parts = parts.into_iter();
+    let mut received = Vec::new();
+    for _ in 0..4 {
+        let mut messages = vec![vec![Vec::new(); collective.learners()]; hosted.len()];
+        if hosted.contains(&learner) {
+            messages[learner - hosted.start][0] = parts.next().unwrap_or_default();
+        }
+        let mut incoming = collective.to_each(messages)?;
+        if hosted.start == 0 {
+            received.push(std::mem::take(&mut incoming[0][learner]));
+        }
+    }
+    Ok(received)
+}
+
+struct Writer {
+    draft: Draft,
+    files: BTreeMap<String, String>,
+    name: String,
+}
+
+impl Writer {
+    fn new(folder: &Path, step: u64) -> Result<Self> {
+        let name = format!("{PREFIX}{step:08}");
+        Ok(Self { draft: Draft::new(&folder.join(&name))?, files: BTreeMap::new(), name })
+    }
+
+    fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.draft.write(name, bytes)?;
+        self.files.insert(name.to_owned(), crc(bytes));
+        Ok(())
+    }
+
+    fn write_learner(&mut self, learner: usize, parts: &[Vec<u8>]) -> Result<Sums> {
+        let [sums, residuals, owner, statistics] = parts else {
+            bail!("learner {learner}'s state is missing")
+        };
+        self.write(&of_learner("residuals", learner), residuals)?;
+        for (name, bytes) in [("owner", owner), ("statistics", statistics)] {
+            if !bytes.is_empty() {
+                self.write(&of_learner(name, learner), bytes)?;
+            }
+        }
+        Ok(serde_json::from_slice(sums)?)
+    }
+
+    /// The list of files last, then the name; then older checkpoints can go.
+    fn finish(self, folder: &Path, saved: Saved) -> Result<()> {
+        let saved = Saved { files: self.files, ..saved };
+        self.draft.write(RUN, &serde_json::to_vec_pretty(&saved)?)?;
+        self.draft.keep()?;
+        for old in checkpoints(folder).into_iter().filter(|old| !old.ends_with(&self.name)) {
+            fs::remove_dir_all(&old).with_context(|| format!("cannot remove {}", old.display()))?;
+        }
+        Ok(())
+    }
+}
+
+fn of_learner(what: &str, learner: usize) -> String {
+    format!("{what}-{learner:04}.safetensors")
+}
+
+/// The checkpoints of a run, oldest first.
+fn checkpoints(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse::<u64>().ok();
+    let mut found: Vec<_> = entries.filter_map(|path| Some((number(&path)?, path))).collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+fn newest(folder: &Path) -> Option<PathBuf> {
+    checkpoints(folder).pop()
+}
+
+fn crc(bytes: &[u8]) -> String {
+    format!("{:08x}", crc32fast::hash(bytes))
+}
+
+fn mean(statistics: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
+    let first = statistics.first().cloned().unwrap_or_default();
+    let value = |layer: usize, element: usize| {
+        let sum: f64 = statistics.iter().map(|statistics| f64::from(statistics[layer][element])).sum();
+        (sum / statistics.len() as f64) as f32
+    };
+    let layer =
+        |(number, values): (usize, &Vec<f32>)| (0..values.len()).map(|at| value(number, at)).collect();
+    first.iter().enumerate().map(layer).collect()
+}
+
+/// A number that differs when any bit of the weights, or of what is not trained, differs.
+pub(crate) fn checksum(weights: &[Vec<f32>], statistics: &[Vec<f32>]) -> String {
+    let mut hash = Sha256::new();
+    for value in weights.iter().chain(statistics).flatten() {
+        hash.update(value.to_le_bytes());
+    }
+    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}

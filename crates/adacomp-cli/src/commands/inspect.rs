@@ -1,0 +1,117 @@
+//! `adacomp inspect`
+
+use crate::End;
+use crate::checkpoint::Checkpoint;
+use crate::session::flat;
+use crate::show::{self, row, table};
+use adacomp::{Form, Outline, SavedBy};
+use anyhow::{Context, Result};
+use safetensors::{Dtype, SafeTensors};
+use std::path::Path;
+
+pub(crate) fn run(path: &Path) -> Result<End> {
+    let text = if path.is_dir() { checkpoint(path)? } else { file(path)? };
+    print!("{text}");
+    Ok(End::Done)
+}
+
+/// A run: what it is, how far it is, and what each file holds.
+fn checkpoint(folder: &Path) -> Result<String> {
+    let checkpoint = Checkpoint::open(folder)?;
+    let saved = &checkpoint.saved;
+    let mut text = format!("checkpoint {} at step {}\n\n", checkpoint.folder.display(), saved.step);
+    for (name, value) in flat(&serde_json::to_value(&saved.config)?) {
+        text += &format!("  {:<15} {value}\n", name.replace('_', "-"));
+    }
+    if let Some(epoch) = saved.history.epochs.last() {
+        let (error, loss, rate) = (epoch.test_error, epoch.test_loss, show::rate(epoch.total.rate.overall));
+        text += &format!(
+            "\nafter epoch {}: test error {error:.2}%, test loss {loss:.4}, rate {rate}\n",
+            epoch.epoch
+        );
+    }
+    let mut rows = vec![row(["file", "tensors", "elements", "bytes", "norm"])];
+    for name in saved.files.keys() {
+        let bytes = checkpoint.read(name)?;
+        let tensors = SafeTensors::deserialize(&bytes).with_context(|| format!("{name} is damaged"))?;
+        let (elements, squares) = tensors.iter().fold((0, 0.0), |(elements, squares), (_, tensor)| {
+            (elements + tensor.shape().iter().product::<usize>(), squares + sum_of_squares(&tensor))
+        });
+        rows.push(row([
+            name,
+            &tensors.len().to_string(),
+            &elements.to_string(),
+            &bytes.len().to_string(),
+            &format!("{:.4e}", f64::sqrt(squares)),
+        ]));
+    }
+    Ok(text + "\n" + &table(&rows))
+}
+
+/// A safetensors file or a frame.
+fn file(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    match SafeTensors::deserialize(&bytes) {
+        Ok(tensors) => Ok(tensors_table(&bytes, &tensors)),
+        Err(_) => {
+            let outline = Outline::read(&bytes)
+                .with_context(|| format!("{} is neither a safetensors file nor a frame", path.display()))?;
+            Ok(frame_table(&outline, bytes.len()))
+        }
+    }
+}
+
+fn tensors_table(bytes: &[u8], tensors: &SafeTensors<'_>) -> String {
+    let title = match SavedBy::read(bytes, 0) {
+        Ok(SavedBy { learner, learners, step }) => {
+            format!("residuals of learner {learner} of {learners}, before step {step}\n\n")
+        }
+        Err(_) => "tensors\n\n".to_owned(),
+    };
+    let mut rows = vec![row(["name", "type", "shape", "norm", "largest"])];
+    for (name, tensor) in tensors.iter() {
+        rows.push(row([
+            name,
+            &format!("{:?}", tensor.dtype()),
+            &format!("{:?}", tensor.shape()),
+            &format!("{:.4e}", sum_of_squares(&tensor).sqrt()),
+            &format!("{:.4e}", values(&tensor).fold(0.0, |largest: f32, value| largest.max(value.abs()))),
+        ]));
+    }
+    title + &table(&rows)
+}
+
+fn frame_table(outline: &Outline, bytes: usize) -> String {
+    let header = &outline.header;
+    let mut text = format!(
+        "frame of learner {}, step {}, codec {}, {bytes} bytes, fingerprint {:016x}\n",
+        header.learner,
+        header.step,
+        header.codec.name(),
+        header.fingerprint
+    );
+    if header.non_finite {
+        return text + "the learner's gradient is not finite: all learners drop this step\n";
+    }
+    let mut rows = vec![row(["layer", "elements are", "bytes"])];
+    for section in &outline.sections {
+        let form = match section.form {
+            Form::Dense => "all, f32",
+            Form::Half => "all, f16",
+            Form::Selected => "selected",
+        };
+        rows.push(row([&section.layer.to_string(), form, &section.bytes.to_string()]));
+    }
+    text.push('\n');
+    text + &table(&rows)
+}
+
+/// The values of a tensor of f32; none of another.
+fn values<'a>(tensor: &safetensors::tensor::TensorView<'a>) -> impl Iterator<Item = f32> + use<'a> {
+    let bytes: &'a [u8] = if tensor.dtype() == Dtype::F32 { tensor.data() } else { &[] };
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
+}
+
+fn sum_of_squares(tensor: &safetensors::tensor::TensorView<'_>) -> f64 {
+    values(tensor).map(|value| f64::from(value) * f64::from(value)).sum()
+}

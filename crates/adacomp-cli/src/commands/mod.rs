@@ -1,0 +1,7 @@
+//! One file a command.
+
+pub(crate) mod compare;
+pub(crate) mod data;
+pub(crate) mod inspect;
+pub(crate) mod recipes;
+pub(crate) mod train;

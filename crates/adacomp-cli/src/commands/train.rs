@@ -1,0 +1,92 @@
+//! `adacomp train`
+
+use crate::End;
+use crate::args::TrainArguments;
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::endpoint::Ended;
+use crate::recipes::Metric;
+use crate::session::Session;
+use crate::show;
+use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
+    let from = arguments.training.resume.as_deref().map(Checkpoint::open).transpose()?;
+    let mut config = match (&from, &arguments.recipe) {
+        (Some(from), Some(recipe)) if *recipe != from.saved.config.recipe => {
+            let (folder, saved) = (from.folder.display(), &from.saved.config.recipe);
+            bail!(
+                "{folder} is of the recipe {saved}, not {recipe}: leave the recipe out, or start a run of its own"
+            );
+        }
+        (Some(from), _) => from.saved.config.clone(),
+        (None, Some(recipe)) => Config::of(recipe)?,
+        (None, None) => bail!("name a recipe, or a run to resume"),
+    };
+    if let Some(scheme) = arguments.scheme {
+        config.scheme = scheme;
+    }
+    let mut session = Session::new(config, &arguments.training)?;
+    let folder = session.folder(session.recipe.name)?;
+    let config = session.config.clone();
+    session.introduce(&[config.scheme])?;
+    let ended = session.train(config.clone(), &folder, (arguments.save_every, false), from.as_ref())?;
+    if session.speaks() {
+        conclude(&session, &config, &ended, &folder)?;
+    }
+    Ok(if ended.interrupted { End::Interrupted } else { End::Done })
+}
+
+fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path) -> Result<()> {
+    if session.json().is_some() {
+        let mut line = Map::from_iter([("recipe".to_owned(), json!(config.recipe))]);
+        line.insert(config.scheme.name().to_owned(), result(session.recipe.metric, ended)?);
+        line.insert("weights_checksum".to_owned(), json!(ended.checksum));
+        println!("{}", Value::Object(line));
+    } else if let Some(last) = ended.history.epochs.last() {
+        let time = &last.seconds;
+        let share = |seconds: f64| 100.0 * seconds / (time.all() - time.test);
+        println!(
+            "\nof a step's time: {:.1}% forward and backward, {:.1}% compress, {:.1}% exchange, {:.1}% decode, {:.1}% optimiser, {:.1}% data",
+            share(time.model),
+            share(time.compress),
+            share(time.encode + time.wait),
+            share(time.decode),
+            share(time.optimizer),
+            share(time.data)
+        );
+    }
+    if let Some(peak) = show::peak_memory() {
+        eprintln!("peak memory: {}", show::bytes(peak));
+    }
+    if ended.interrupted {
+        eprintln!(
+            "interrupted after step {}; go on with: adacomp train --resume {}",
+            ended.steps,
+            folder.display()
+        );
+    } else {
+        eprintln!("saved in {}", folder.display());
+    }
+    match session.json() {
+        None => println!("weights checksum: {}", ended.checksum),
+        Some(_) => eprintln!("weights checksum: {}", ended.checksum),
+    }
+    Ok(())
+}
+
+/// What a run has come to, for programs.
+pub(crate) fn result(metric: Metric, ended: &Ended) -> Result<Value> {
+    let last = ended.history.epochs.last().context("the run ended before its first test")?;
+    let mut result = Map::new();
+    match metric {
+        Metric::Error => result.insert("test_error".to_owned(), json!(last.test_error)),
+        Metric::Loss => result.insert("loss".to_owned(), json!(last.test_loss)),
+    };
+    result.insert("rate".to_owned(), json!(last.total.rate));
+    result.insert("bytes_sent".to_owned(), json!(last.total.bytes_sent));
+    result.insert("seconds".to_owned(), json!(last.total.seconds));
+    Ok(Value::Object(result))
+}

@@ -1,0 +1,129 @@
+//! A folder of class folders, as ImageNet comes: `train/CLASS/*.jpg` and `val/CLASS/*.jpg`.
+
+use super::place::folders_in;
+use super::{Batch, Data, Samples};
+use crate::draw::Draw;
+use anyhow::{Context, Result, bail};
+use image::imageops::FilterType;
+use image::{DynamicImage, RgbImage};
+use std::path::{Path, PathBuf};
+
+/// Mean and deviation of ImageNet's red, green and blue: what models for such pictures are used to.
+const NORMAL: [(f32, f32); 3] = [(0.485, 0.229), (0.456, 0.224), (0.406, 0.225)];
+/// Without a folder `val`, every so-manieth picture is for testing.
+const EVERY: usize = 10;
+
+pub(crate) fn load(folder: &Path, side: usize, augment: bool) -> Result<Data> {
+    let part = |names: &[&str]| names.iter().map(|name| folder.join(name)).find(|path| path.is_dir());
+    let (train, test, classes) = match (part(&["train"]), part(&["val", "test"])) {
+        (Some(train), Some(test)) => {
+            let (train, classes) = pictures(&train)?;
+            let (test, test_classes) = pictures(&test)?;
+            if classes != test_classes {
+                bail!("{}: the folders for training and for testing have other classes", folder.display());
+            }
+            (train, test, classes)
+        }
+        _ => {
+            let (all, classes) = pictures(folder)?;
+            let (test, train): (Vec<_>, Vec<_>) =
+                all.into_iter().enumerate().partition(|(number, _)| number % EVERY == 0);
+            let without_number =
+                |part: Vec<(usize, Picture)>| part.into_iter().map(|(_, picture)| picture).collect();
+            (without_number(train), without_number(test), classes)
+        }
+    };
+    if train.is_empty() || test.is_empty() {
+        bail!("{}: too few pictures to train and test with", folder.display());
+    }
+    let samples = |pictures, augment| Box::new(Folder { pictures, side, augment });
+    Ok(Data { train: samples(train, augment), test: samples(test, false), classes: classes.len() })
+}
+
+/// A file and its class.
+type Picture = (PathBuf, usize);
+
+/// All pictures in class folders, and the names of the classes.
+fn pictures(folder: &Path) -> Result<(Vec<Picture>, Vec<String>)> {
+    let (mut pictures, mut classes) = (Vec::new(), Vec::new());
+    for class in folders_in(folder) {
+        let mut files: Vec<_> = std::fs::read_dir(&class)
+            .with_context(|| class.display().to_string())?
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| is_picture(path))
+            .collect();
+        files.sort();
+        if !files.is_empty() {
+            pictures.extend(files.into_iter().map(|file| (file, classes.len())));
+            classes.extend(class.file_name().map(|name| name.to_string_lossy().into_owned()));
+        }
+    }
+    if classes.len() < 2 {
+        bail!(
+            "{}: put a folder for each class there, with its pictures (png or jpg), best within `train` and `val`",
+            folder.display()
+        );
+    }
+    Ok((pictures, classes))
+}
+
+fn is_picture(path: &Path) -> bool {
+    let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
+    extension.is_some_and(|extension| ["png", "jpg", "jpeg"].iter().any(|known| extension == *known))
+}
+
+/// Pictures that are read when they are needed.
+struct Folder {
+    pictures: Vec<Picture>,
+    side: usize,
+    augment: bool,
+}
+
+impl Samples for Folder {
+    fn len(&self) -> usize {
+        self.pictures.len()
+    }
+
+    fn add(&self, sample: usize, draw: Option<Draw>, batch: &mut Batch) -> Result<()> {
+        let (path, class) = &self.pictures[sample];
+        let picture =
+            image::open(path).with_context(|| format!("{} cannot be read as a picture", path.display()))?;
+        let cut = match draw.filter(|_| self.augment) {
+            Some(draw) => cut_anywhere(&picture, self.side, draw.augmentation(sample)),
+            None => cut_middle(&picture, self.side),
+        };
+        for (channel, (mean, deviation)) in NORMAL.into_iter().enumerate() {
+            let pixels = cut.pixels().map(|pixel| f32::from(pixel[channel]) / 255.0);
+            batch.values.extend(pixels.map(|pixel| (pixel - mean) / deviation));
+        }
+        batch.targets.push(*class as i32);
+        Ok(())
+    }
+}
+
+/// The middle square that is left of a picture a little larger, as is usual for testing on ImageNet: 224 of 256.
+fn cut_middle(picture: &DynamicImage, side: usize) -> RgbImage {
+    let side = side as u32;
+    let shorter = f64::from(side) * 8.0 / 7.0;
+    let factor = shorter / f64::from(picture.width().min(picture.height()));
+    let scaled = |length: u32| ((f64::from(length) * factor).round() as u32).max(side);
+    let resized = picture
+        .resize_exact(scaled(picture.width()), scaled(picture.height()), FilterType::Triangle)
+        .into_rgb8();
+    let (x, y) = ((resized.width() - side) / 2, (resized.height() - side) / 2);
+    image::imageops::crop_imm(&resized, x, y, side, side).to_image()
+}
+
+/// A part of random place, size and shape, mirrored or not, as is usual for training on ImageNet.
+fn cut_anywhere(picture: &DynamicImage, side: usize, mut random: fastrand::Rng) -> RgbImage {
+    let (width, height) = (f64::from(picture.width()), f64::from(picture.height()));
+    let area = width * height * (0.08 + 0.92 * random.f64());
+    let shape = ((random.f64() * 2.0 - 1.0) * (4.0f64 / 3.0).ln()).exp();
+    let (cut_width, cut_height) =
+        ((area * shape).sqrt().clamp(1.0, width), (area / shape).sqrt().clamp(1.0, height));
+    let (x, y) = (random.f64() * (width - cut_width), random.f64() * (height - cut_height));
+    let cut = picture.crop_imm(x as u32, y as u32, cut_width as u32, cut_height as u32);
+    let cut = cut.resize_exact(side as u32, side as u32, FilterType::Triangle).into_rgb8();
+    if random.bool() { image::imageops::flip_horizontal(&cut) } else { cut }
+}

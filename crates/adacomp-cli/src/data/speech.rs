@@ -1,0 +1,439 @@
+//! A speech corpus as frames and states: log-mel features, each with a third of a phone in its context.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::{fs, sync::mpsc, thread};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustfft::{FftPlannerScalar, num_complex::Complex};
+
+const RATE: u32 = 16_000;
+const WINDOW: usize = 400; // 25 ms
+const STEP: usize = 160; // 10 ms
+const POINTS: usize = 512;
+const BANDS: usize = 40;
+const AROUND: usize = 5;
+const TEST: usize = 10; // every tenth utterance
+const SILENCE: &str = "pau"; // as festival names it
+
+/// Frames of log-mel features and the state each belongs to, of all utterances.
+pub(crate) struct Corpus {
+    pub(crate) train: Utterances,
+    pub(crate) test: Utterances,
+    /// How many states there are; they are numbered from 0.
+    pub(crate) states: usize,
+}
+
+/// Frames, numbered from the first utterance to the last.
+#[derive(Default)]
+pub(crate) struct Utterances {
+    /// Of each utterance apart, as they were read, to hold them only once.
+    features: Vec<Vec<f32>>,
+    starts: Vec<usize>,
+    states: Vec<u16>,
+}
+
+impl Utterances {
+    /// How many frames there are.
+    pub(crate) fn frames(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Appends the 440 inputs of a frame: 11 frames of 40, the edges of its utterance repeated.
+    pub(crate) fn window(&self, frame: usize, out: &mut Vec<f32>) {
+        let next = self.starts.partition_point(|&start| start <= frame);
+        let (features, frame) = (&self.features[next - 1], frame - self.starts[next - 1]);
+        for near in frame..=frame + 2 * AROUND {
+            let near = near.saturating_sub(AROUND).min(features.len() / BANDS - 1);
+            out.extend_from_slice(&features[near * BANDS..][..BANDS]);
+        }
+    }
+
+    /// The state that a frame belongs to.
+    pub(crate) fn state(&self, frame: usize) -> u16 {
+        self.states[frame]
+    }
+}
+
+/// Reads the first corpus in `folder`: a folder `wav` beside a folder `lab`, there or anywhere below.
+///
+/// Calls `progress` with how many utterances are read and how many there are.
+pub(crate) fn load(folder: &Path, progress: &dyn Fn(usize, usize)) -> Result<Corpus> {
+    let Some(found) = find(folder)? else {
+        bail!("no folder `wav` beside a folder `lab` in {}: unpack the corpus there", folder.display());
+    };
+    pairs(&found, "lab", "wav")?;
+    let utterances = read_all(&pairs(&found, "wav", "lab")?, progress)?;
+    let (features, labels): (Vec<_>, Vec<_>) = utterances.into_iter().unzip();
+    let kinds = features.iter().zip(&labels).map(|(features, labels)| kinds(features.len() / BANDS, labels));
+    let kinds: Vec<Vec<Kind>> = kinds.collect();
+    let (numbers, states) = number_states(&count(&kinds))?;
+    let (mut train, mut test) = (Utterances::default(), Utterances::default());
+    for (index, (features, kinds)) in features.into_iter().zip(kinds).enumerate() {
+        let part = if is_test(index) { &mut test } else { &mut train };
+        part.starts.push(part.frames());
+        part.features.push(features);
+        part.states.extend(kinds.iter().map(|kind| numbers[kind]));
+    }
+    let enough = train.frames() > 0 && test.frames() > 0;
+    ensure!(enough, "{} has too little sound: add utterances, at least {TEST} in all", found.display());
+    normalise(&mut train, &mut test);
+    Ok(Corpus { train, test, states })
+}
+
+fn is_test(index: usize) -> bool {
+    index % TEST == TEST - 1
+}
+
+fn find(folder: &Path) -> Result<Option<PathBuf>> {
+    if folder.join("wav").is_dir() && folder.join("lab").is_dir() {
+        return Ok(Some(folder.to_owned()));
+    }
+    // Links are not followed, as they may lead back.
+    let inner = list(folder)?.into_iter().filter(|path| path.is_dir() && !path.is_symlink());
+    inner.map(|path| find(&path)).find(|found| !matches!(found, Ok(None))).unwrap_or(Ok(None))
+}
+
+/// What is in a folder, sorted.
+fn list(folder: &Path) -> Result<Vec<PathBuf>> {
+    let paths = fs::read_dir(folder).and_then(|all| all.map(|entry| Ok(entry?.path())).collect());
+    let mut paths: Vec<PathBuf> =
+        paths.with_context(|| format!("cannot list {}: name a folder that can be read", folder.display()))?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// The files of one kind, each with the file of the other kind that belongs to it.
+fn pairs(folder: &Path, kind: &str, other: &str) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let paths = list(&folder.join(kind))?.into_iter();
+    let wanted = paths.filter(|path| path.extension().is_some_and(|extension| extension == kind));
+    let pair = |path: PathBuf| {
+        let partner = folder.join(other).join(path.file_name()?).with_extension(other);
+        Some((path, partner))
+    };
+    let pairs: Vec<_> = wanted.filter_map(pair).collect();
+    if let Some((path, partner)) = pairs.iter().find(|(_, partner)| !partner.is_file()) {
+        bail!("{} has no {}: add that or remove the former", path.display(), partner.display());
+    }
+    Ok(pairs)
+}
+
+/// Phones, each with the sample before which it ends.
+type Labels = Vec<(usize, String)>;
+type Utterance = (Vec<f32>, Labels);
+
+/// Reads on all cores. What comes back is in order, so also the error is always the same.
+fn read_all(pairs: &[(PathBuf, PathBuf)], progress: &dyn Fn(usize, usize)) -> Result<Vec<Utterance>> {
+    let mut utterances: Vec<_> = pairs.iter().map(|_| None).collect();
+    let threads = thread::available_parallelism().map_or(1, |cores| cores.get());
+    let (sender, receiver) = mpsc::channel();
+    thread::scope(|scope| {
+        for first in 0..threads {
+            let sender = sender.clone();
+            scope.spawn(move || {
+                for (index, (wav, lab)) in pairs.iter().enumerate().skip(first).step_by(threads) {
+                    sender.send((index, read(wav, lab))).expect("the receiver outlives the senders");
+                }
+            });
+        }
+        drop(sender);
+        for (done, (index, utterance)) in receiver.iter().enumerate() {
+            utterances[index] = Some(utterance);
+            progress(done + 1, pairs.len());
+        }
+    });
+    utterances.into_iter().flatten().collect()
+}
+
+fn read(wav: &Path, lab: &Path) -> Result<Utterance> {
+    let (features, labels) = (features(&samples(wav)?), labels(lab)?);
+    let labelled = !labels.is_empty() || features.is_empty();
+    ensure!(labelled, "{} has no labels: remove it and its wav", lab.display());
+    Ok((features, labels))
+}
+
+fn samples(path: &Path) -> Result<Vec<i16>> {
+    let shown = path.display();
+    let reader = hound::WavReader::open(path)
+        .with_context(|| format!("{shown} cannot be read as a wav file: unpack the corpus again"))?;
+    let hound::WavSpec { channels, bits_per_sample, sample_format, sample_rate } = reader.spec();
+    let plain = (channels, bits_per_sample, sample_format) == (1, 16, hound::SampleFormat::Int);
+    ensure!(plain, "{shown} is not 16-bit mono PCM: convert it");
+    ensure!(sample_rate == RATE, "{shown} has {sample_rate} samples a second: resample it to {RATE}");
+    let samples = reader.into_samples().collect::<hound::Result<_>>();
+    samples.with_context(|| format!("{shown} is truncated: unpack the corpus again"))
+}
+
+fn labels(path: &Path) -> Result<Labels> {
+    let shown = path.display();
+    let bytes = fs::read(path).with_context(|| format!("cannot read {shown}: unpack the corpus again"))?;
+    // The header may be in any encoding.
+    let text = String::from_utf8_lossy(&bytes);
+    let mut lines = text.lines().map(str::trim).zip(1..);
+    ensure!(lines.any(|(line, _)| line == "#"), "{shown} has no line `#`: put one before the labels");
+    let (mut labels, mut start) = (Vec::new(), 0.0);
+    for (line, number) in lines.filter(|(line, _)| !line.is_empty()) {
+        let Some((end, phone)) = label(line) else {
+            bail!("{shown}:{number}: `{line}` is no label: write an end time, a colour and a phone");
+        };
+        ensure!(end > start, "{shown}:{number}: {end} s is not after {start} s: correct the times");
+        labels.push(((end * f64::from(RATE)).round() as usize, phone.to_owned()));
+        start = end;
+    }
+    Ok(labels)
+}
+
+/// The end time and the phone in a line. More may follow after a semicolon.
+fn label(line: &str) -> Option<(f64, &str)> {
+    let words: Vec<&str> = line.split(';').next()?.split_whitespace().collect();
+    let [end, colour, phone] = words[..] else { return None };
+    colour.parse::<i32>().ok()?;
+    end.parse().ok().filter(|end: &f64| end.is_finite()).map(|end| (end, phone))
+}
+
+/// The features of all windows that fit in whole.
+///
+/// They are made in 64 bits and without the instructions that only some processors have, so that they
+/// are the same on all of them.
+fn features(samples: &[i16]) -> Vec<f32> {
+    let fft = FftPlannerScalar::new().plan_fft_forward(POINTS);
+    let turn = std::f64::consts::TAU / (WINDOW - 1) as f64;
+    let hamming: Vec<f64> = (0..WINDOW).map(|index| 0.54 - 0.46 * (turn * index as f64).cos()).collect();
+    let filters: Vec<(usize, Vec<f64>)> = (0..BANDS).map(filter).collect();
+    let mut scratch = vec![Complex::default(); fft.get_inplace_scratch_len()];
+    let mut features = Vec::with_capacity(samples.len() / STEP * BANDS);
+    for start in (0..(samples.len() + 1).saturating_sub(WINDOW)).step_by(STEP) {
+        let mut spectrum = [Complex::default(); POINTS];
+        for (index, weight) in hamming.iter().enumerate() {
+            let (before, sample) = (samples[(start + index).saturating_sub(1)], samples[start + index]);
+            spectrum[index].re = weight * (f64::from(sample) - 0.97 * f64::from(before));
+        }
+        fft.process_with_scratch(&mut spectrum, &mut scratch);
+        features.extend(filters.iter().map(|(first, weights)| {
+            let bins = weights.iter().zip(&spectrum[*first..]);
+            let energy: f64 = bins.map(|(weight, bin)| weight * bin.norm_sqr()).sum();
+            // The floor is below the noise of rounding to 16 bits.
+            energy.max(1.0).ln() as f32
+        }));
+    }
+    features
+}
+
+/// Where a filter starts in the spectrum, and its weights: on the mel scale, a triangle from the peak
+/// of the filter before to the peak of the one after.
+fn filter(band: usize) -> (usize, Vec<f64>) {
+    let mel = |hertz: f64| 1127.0 * (hertz / 700.0).ln_1p();
+    let (low, high) = (mel(64.0), mel(f64::from(RATE / 2).min(8000.0)));
+    let weight = |bin: usize| {
+        let hertz = bin as f64 * f64::from(RATE) / POINTS as f64;
+        let place = (mel(hertz) - low) / (high - low) * (BANDS + 1) as f64;
+        1.0 - (place - (band + 1) as f64).abs()
+    };
+    let bins: Vec<usize> = (0..=POINTS / 2).filter(|&bin| weight(bin) > 0.0).collect();
+    (bins[0], bins.into_iter().map(weight).collect())
+}
+
+/// Gives each band of the train features mean 0 and variance 1, and treats the test features alike.
+fn normalise(train: &mut Utterances, test: &mut Utterances) {
+    let frames = train.frames() as f64;
+    for band in 0..BANDS {
+        let bands = train.features.iter().flat_map(|features| features.iter().skip(band).step_by(BANDS));
+        let values = bands.map(|&value| f64::from(value));
+        let mean = values.clone().sum::<f64>() / frames;
+        let variance = values.map(|value| (value - mean).powi(2)).sum::<f64>() / frames;
+        let deviation = variance.sqrt().max(1e-6); // not 0, where there is no sound at all
+        for features in train.features.iter_mut().chain(&mut test.features) {
+            for value in features.iter_mut().skip(band).step_by(BANDS) {
+                *value = ((f64::from(*value) - mean) / deviation) as f32;
+            }
+        }
+    }
+}
+
+/// A third of a phone between two others; none stands for any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind<'a> {
+    phone: &'a str,
+    third: u8,
+    left: Option<&'a str>,
+    right: Option<&'a str>,
+}
+
+impl Kind<'_> {
+    /// This and what it falls back to: with its left neighbour, with its right one, with any.
+    fn levels(self) -> [Self; 4] {
+        let (left, right) = (Kind { right: None, ..self }, Kind { left: None, ..self });
+        [self, left, right, Kind { left: None, right: None, ..self }]
+    }
+}
+
+/// The kind of each frame, by where its middle is. What is after the last label belongs to that.
+fn kinds(frames: usize, labels: &Labels) -> Vec<Kind<'_>> {
+    let phone = |index: usize| labels.get(index).map_or(SILENCE, |(_, phone)| phone);
+    let kind = |frame| {
+        let middle = frame * STEP + WINDOW / 2;
+        let index = labels.partition_point(|(end, _)| *end <= middle).min(labels.len() - 1);
+        let start = index.checked_sub(1).map_or(0, |before| labels[before].0);
+        let length = (labels[index].0 - start).max(1);
+        let third = (3 * (middle - start) / length).min(2) as u8;
+        // Wrapped, the number before the first label has no label either.
+        let (left, right) = (Some(phone(index.wrapping_sub(1))), Some(phone(index + 1)));
+        Kind { phone: phone(index), third, left, right }
+    };
+    (0..frames).map(kind).collect()
+}
+
+/// How many train frames there are of each kind; 0 of those that only the test has.
+fn count<'a>(kinds: &[Vec<Kind<'a>>]) -> BTreeMap<Kind<'a>, usize> {
+    let mut counts = BTreeMap::new();
+    for (index, kinds) in kinds.iter().enumerate() {
+        for kind in kinds {
+            *counts.entry(*kind).or_default() += usize::from(!is_test(index));
+        }
+    }
+    counts
+}
+
+/// The state of each kind, and how many states there are.
+///
+/// What is too rare for a state of its own falls back, together with what else is.
+fn number_states<'a>(counts: &BTreeMap<Kind<'a>, usize>) -> Result<(BTreeMap<Kind<'a>, u16>, usize)> {
+    // A large corpus has some thousand states too, not ever more.
+    let few = (counts.values().sum::<usize>() / 8000).max(80);
+    let mut rest = counts.clone();
+    let mut states = BTreeMap::new();
+    for (level, few) in [few, few, few, 0].into_iter().enumerate() {
+        let mut sums: BTreeMap<Kind, usize> = BTreeMap::new();
+        for (kind, count) in &rest {
+            *sums.entry(kind.levels()[level]).or_default() += count;
+        }
+        let common = rest.extract_if(.., |kind, _| sums[&kind.levels()[level]] >= few);
+        states.extend(common.map(|(kind, _)| (kind, kind.levels()[level])));
+    }
+    let sorted: BTreeSet<Kind> = states.values().copied().collect();
+    ensure!(sorted.len() <= 1 << 16, "{} states are too many: check the names of the phones", sorted.len());
+    let numbers: BTreeMap<Kind, u16> = sorted.into_iter().zip(0..=u16::MAX).collect();
+    Ok((states.into_iter().map(|(kind, state)| (kind, numbers[&state])).collect(), numbers.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with a corpus of noise somewhere below, gone when dropped.
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn corpus(name: &str) -> Folder {
+        let folder = Folder(std::env::temp_dir().join(format!("speech-{}-{name}", std::process::id())));
+        fs::create_dir_all(folder.0.join("voice/wav")).unwrap();
+        fs::create_dir_all(folder.0.join("voice/lab")).unwrap();
+        for index in 0..11 {
+            let noise = (0..4000 + 160 * index).map(|at: u32| (at.wrapping_mul(2_654_435_769) >> 20) as i16);
+            write_wav(&wav(&folder, index), RATE, noise);
+            fs::write(lab(&folder, index), "any header\n#\n0.1 125 pau\n0.2 125 a ; more\n").unwrap();
+        }
+        folder
+    }
+
+    fn wav(folder: &Folder, index: u32) -> PathBuf {
+        folder.0.join(format!("voice/wav/u{index:02}.wav"))
+    }
+
+    fn lab(folder: &Folder, index: u32) -> PathBuf {
+        folder.0.join(format!("voice/lab/u{index:02}.lab"))
+    }
+
+    fn write_wav(path: &Path, sample_rate: u32, samples: impl IntoIterator<Item = i16>) {
+        let sample_format = hound::SampleFormat::Int;
+        let spec = hound::WavSpec { channels: 1, sample_rate, bits_per_sample: 16, sample_format };
+        let mut writer = hound::WavWriter::create(path, spec).unwrap();
+        samples.into_iter().for_each(|sample| writer.write_sample(sample).unwrap());
+        writer.finalize().unwrap();
+    }
+
+    #[test]
+    fn a_sine_is_loudest_in_its_band() {
+        let turn = std::f64::consts::TAU * 1000.0 / f64::from(RATE);
+        let sine = (0..RATE).map(|index| (9000.0 * (turn * f64::from(index)).sin()) as i16);
+        let features = features(&sine.collect::<Vec<_>>());
+        assert_eq!(features.len(), 98 * BANDS);
+        for frame in features.chunks(BANDS) {
+            let loudest = (0..BANDS).max_by(|&one, &two| frame[one].total_cmp(&frame[two])).unwrap();
+            // 1 kHz is halfway between the peaks of these two, which are 952 and 1053 Hz.
+            assert!([12, 13].contains(&loudest), "{loudest}");
+            assert!(frame[loudest] > frame[3] + 5.0 && frame[loudest] > frame[30] + 5.0);
+        }
+    }
+
+    #[test]
+    fn a_phone_has_thirds_and_neighbours() {
+        let labels = vec![(680, "a".to_owned()), (1640, "b".to_owned())];
+        let kinds = kinds(10, &labels);
+        let thirds: Vec<u8> = kinds.iter().map(|kind| kind.third).collect();
+        assert_eq!(thirds, [0, 1, 2, 0, 0, 1, 1, 2, 2, 2]);
+        assert_eq!(kinds[2], Kind { phone: "a", third: 2, left: Some(SILENCE), right: Some("b") });
+        assert_eq!(kinds[9], Kind { phone: "b", third: 2, left: Some("a"), right: Some(SILENCE) });
+    }
+
+    #[test]
+    fn what_is_rare_falls_back() {
+        let kind = |names: &'static str| Kind {
+            phone: "a",
+            third: 1,
+            left: Some(&names[..1]),
+            right: Some(&names[1..]),
+        };
+        // The last two are only in the test.
+        let all = ["xy", "xz", "xw", "vq", "uq", "st", "xk", "mn"].map(kind);
+        let counts = all.into_iter().zip([80, 50, 30, 40, 40, 9, 0, 0]).collect();
+        let (numbers, states) = number_states(&counts).unwrap();
+        assert_eq!((all.map(|kind| numbers[&kind]), states), ([3, 2, 2, 1, 1, 0, 2, 0], 4));
+    }
+
+    #[test]
+    fn a_corpus_loads_the_same_twice_and_windows_stay_in_an_utterance() {
+        let folder = corpus("load");
+        write_wav(&wav(&folder, 4), RATE, [0; 9]); // too short for a frame
+        let [one, two] = [(); 2].map(|()| load(&folder.0, &|done, all| assert!(done <= all)).unwrap());
+        for (one, two) in [(&one.train, &two.train), (&one.test, &two.test)] {
+            let bits = |part: &Utterances| part.features.concat().into_iter().map(f32::to_bits).collect();
+            let (one_bits, two_bits): (Vec<u32>, Vec<u32>) = (bits(one), bits(two));
+            assert_eq!((one_bits, &one.states), (two_bits, &two.states));
+        }
+        assert_eq!((one.states, &one.train.starts[..7]), (6, &[0, 23, 47, 72, 98, 98, 126][..]));
+        let [all, mut inputs] = [one.train.features.concat(), Vec::new()];
+        one.train.window(23, &mut inputs);
+        one.train.window(95, &mut inputs);
+        let start = [23, 23, 23, 23, 23, 23, 24, 25, 26, 27, 28];
+        let end = [90, 91, 92, 93, 94, 95, 96, 97, 97, 97, 97];
+        let expected = start.iter().chain(&end).flat_map(|near| &all[near * BANDS..][..BANDS]);
+        assert!(inputs.iter().eq(expected));
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let check = |name, expected: &str, damage: &dyn Fn(PathBuf, PathBuf)| {
+            let folder = corpus(name);
+            damage(wav(&folder, 3), lab(&folder, 3));
+            let error = load(&folder.0, &|_, _| ()).err().expect(name).to_string();
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+        };
+        let labels = |text: &'static str| move |_, lab| fs::write(lab, text).unwrap();
+        check("bad", "u03.lab:4: `0.2 b`", &labels("#\n0.1 125 a\n\n0.2 b\n"));
+        check("times", "u03.lab:3: 0.2 s is not after 0.2 s", &labels("#\n0.2 125 a\n0.2 125 b\n"));
+        check("unlabelled", "u03.lab has no labels", &labels("#\n"));
+        check("rate", "u03.wav has 8000", &|wav, _| write_wav(&wav, 8000, [0; 9]));
+        check("no-lab", "u03.wav has no ", &|_, lab| fs::remove_file(lab).unwrap());
+        check("no-wav", "u03.lab has no ", &|wav, _| fs::remove_file(wav).unwrap());
+        check("none", "no folder `wav`", &|_, lab| fs::remove_dir_all(lab.parent().unwrap()).unwrap());
+        check("truncated", "u03.wav is truncated", &|wav, _| {
+            fs::File::options().write(true).open(wav).unwrap().set_len(1000).unwrap();
+        });
+    }
+}

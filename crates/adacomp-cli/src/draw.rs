@@ -1,0 +1,96 @@
+//! Random draws that depend on what they are for, never on when or where they are made.
+//!
+//! Order, augmentation and dropout of a sample come from generators of (seed, epoch, sample), so results do not depend on
+//! threads, engine or the number of learners, and a resumed run draws what it would have drawn.
+
+use fastrand::Rng;
+
+/// The source of all draws of one epoch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Draw {
+    pub(crate) seed: u64,
+    pub(crate) epoch: usize,
+}
+
+/// What a generator is for: draws for one purpose must not repeat those for another.
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    Order,
+    Offset,
+    Augmentation,
+    Dropout(usize),
+}
+
+impl Draw {
+    /// All samples, shuffled: the order in which this epoch takes them.
+    pub(crate) fn order(&self, samples: usize) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..samples as u32).collect();
+        self.generator(Purpose::Order, 0).shuffle(&mut order);
+        order
+    }
+
+    /// Where this epoch starts to cut a text into samples.
+    pub(crate) fn offset(&self, below: usize) -> usize {
+        self.generator(Purpose::Offset, 0).usize(..below)
+    }
+
+    /// For changing a sample.
+    pub(crate) fn augmentation(&self, sample: usize) -> Rng {
+        self.generator(Purpose::Augmentation, sample)
+    }
+
+    /// For dropping activations of a sample in the so-manieth dropout layer.
+    pub(crate) fn dropout(&self, layer: usize, sample: usize) -> Rng {
+        self.generator(Purpose::Dropout(layer), sample)
+    }
+
+    fn generator(&self, purpose: Purpose, sample: usize) -> Rng {
+        let purpose = match purpose {
+            Purpose::Order => 0,
+            Purpose::Offset => 1,
+            Purpose::Augmentation => 2,
+            Purpose::Dropout(layer) => 3 + layer as u64,
+        };
+        let parts = [self.seed, self.epoch as u64, purpose, sample as u64];
+        Rng::with_seed(parts.into_iter().fold(0, |state, part| mix(state ^ part)))
+    }
+}
+
+/// SplitMix64's step: neighbouring inputs have unrelated outputs.
+fn mix(state: u64) -> u64 {
+    let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_has_every_sample_once_and_is_another_in_the_next_epoch() {
+        let order = Draw { seed: 7, epoch: 0 }.order(1000);
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..1000));
+        assert_eq!(order, Draw { seed: 7, epoch: 0 }.order(1000));
+        assert_ne!(order, Draw { seed: 7, epoch: 1 }.order(1000));
+        assert_ne!(order, Draw { seed: 8, epoch: 0 }.order(1000));
+    }
+
+    #[test]
+    fn draws_for_neighbours_and_for_other_purposes_differ() {
+        let draw = Draw { seed: 1, epoch: 2 };
+        let first = |mut rng: Rng| rng.u64(..);
+        let draws = [
+            first(draw.augmentation(0)),
+            first(draw.augmentation(1)),
+            first(draw.dropout(0, 0)),
+            first(draw.dropout(1, 0)),
+            first(Draw { seed: 1, epoch: 3 }.augmentation(0)),
+        ];
+        let distinct: std::collections::HashSet<_> = draws.iter().collect();
+        assert_eq!(distinct.len(), draws.len());
+    }
+}

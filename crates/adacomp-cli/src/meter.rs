@@ -1,0 +1,139 @@
+//! Counting what an epoch costs: loss, bytes, time.
+
+use crate::config::Config;
+use crate::history::{LayerEpoch, Rates, Seconds, number};
+use adacomp::{Header, Kind, Layout};
+use adacomp_exchange::{Collective, Exchange, Strategy};
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a frame's checksum.
+const CHECKSUM: usize = 4;
+
+/// Sums over the steps of an epoch, on one learner or, once added up, over all.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sums {
+    pub(crate) steps: f64,
+    /// Steps that were not averaged.
+    pub(crate) dropped: f64,
+    #[serde(deserialize_with = "number")]
+    pub(crate) loss: f64,
+    /// Bytes handed to the collective.
+    pub(crate) sent: f64,
+    /// Bytes of all messages, each counted once for the copies that its strategy needs.
+    pub(crate) moved: f64,
+    /// The same for each layer, without what layers share.
+    pub(crate) layers: Vec<f64>,
+}
+
+impl Sums {
+    pub(crate) fn new(layers: usize) -> Self {
+        Self { layers: vec![0.0; layers], ..Self::default() }
+    }
+
+    /// Counts a step of a learner that is hosted here.
+    pub(crate) fn count<C: Collective>(&mut self, exchange: &mut Exchange<C>, learner: usize) {
+        let Some(traffic) = exchange.traffic(learner).cloned() else { return };
+        self.sent += traffic.sent as f64;
+        let protocol = exchange.protocol();
+        if protocol.strategy() != Strategy::Gather {
+            self.moved += traffic.sent as f64;
+            self.layers.iter_mut().zip(&traffic.layers).for_each(|(sum, layer)| *sum += layer.sent as f64);
+            return;
+        }
+        // A frame goes to every other learner; even where there is none, it has a size.
+        let copies = protocol.learners() - 1;
+        let Some(compressor) = protocol.compressor(learner) else { return };
+        let mut bytes = (Header::LENGTH + CHECKSUM) as f64;
+        for (layer, sum) in self.layers.iter_mut().enumerate() {
+            let section = compressor.layer_statistics(layer).bytes as f64;
+            *sum += section;
+            bytes += section;
+        }
+        self.moved += if copies == 0 { bytes } else { traffic.sent as f64 / copies as f64 };
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.dropped += other.dropped;
+        self.loss += other.loss;
+        self.sent += other.sent;
+        self.moved += other.moved;
+        self.layers.iter_mut().zip(&other.layers).for_each(|(sum, layer)| *sum += layer);
+    }
+
+    /// The sums of all learners, divided by their number.
+    pub(crate) fn average<C: Collective>(own: &[Self], collective: &mut C) -> Result<Self> {
+        let messages = own.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>()?;
+        let all = collective.to_all(messages)?;
+        let all = all.iter().map(|sums| serde_json::from_slice(sums)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::mean(&all))
+    }
+
+    pub(crate) fn mean(all: &[Self]) -> Self {
+        let mut mean = Self::new(all.first().map_or(0, |sums| sums.layers.len()));
+        all.iter().for_each(|sums| mean.add(sums));
+        let Self { steps, dropped, loss, sent, moved, layers } = &mut mean;
+        [steps, dropped, loss, sent, moved]
+            .into_iter()
+            .chain(layers)
+            .for_each(|sum| *sum /= all.len() as f64);
+        mean
+    }
+
+    /// How many times fewer bytes than the same strategy moves without compression.
+    pub(crate) fn rates(&self, layout: &Layout, config: &Config) -> (Rates, Vec<LayerEpoch>) {
+        let each = self.steps * dense_copies(config);
+        let rate = |elements: usize, moved: f64| {
+            (moved > 0.0 && elements > 0).then(|| 4.0 * elements as f64 * each / moved)
+        };
+        let of_kind = |kind: Kind| {
+            let layers = layout.layers().iter().zip(&self.layers);
+            let layers = layers.filter(|(layer, _)| layer.parameter.kind == kind);
+            let (elements, moved) = layers.fold((0, 0.0), |(elements, moved), (layer, bytes)| {
+                (elements + layer.elements(), moved + bytes)
+            });
+            rate(elements, moved)
+        };
+        let rates = Rates {
+            overall: rate(layout.elements(), self.moved),
+            conv: of_kind(Kind::Conv),
+            matrix: of_kind(Kind::Matrix),
+        };
+        let layers = layout
+            .layers()
+            .iter()
+            .zip(&self.layers)
+            .map(|(layer, &moved)| LayerEpoch { rate: rate(layer.elements(), moved), residual_norm: None });
+        (rates, layers.collect())
+    }
+}
+
+/// How often a learner sends each element in a step when nothing is compressed: once in a frame; otherwise to its owner, and
+/// as an owner to all others.
+fn dense_copies(config: &Config) -> f64 {
+    let learners = config.learners as f64;
+    match config.options().strategy {
+        Strategy::Gather => 1.0,
+        _ => 2.0 * (learners - 1.0) / learners,
+    }
+}
+
+impl Seconds {
+    /// Counts a step's exchange.
+    pub(crate) fn add_exchange(&mut self, step: adacomp_exchange::Seconds) {
+        self.compress += step.compress;
+        self.encode += step.encode;
+        self.wait += step.wait;
+        self.decode += step.decode;
+    }
+
+    /// What is neither data, model nor test.
+    pub(crate) fn exchange(&self) -> f64 {
+        self.compress + self.encode + self.wait + self.decode
+    }
+
+    pub(crate) fn all(&self) -> f64 {
+        self.data + self.model + self.exchange() + self.optimizer + self.test
+    }
+}

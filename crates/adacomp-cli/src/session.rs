@@ -1,0 +1,174 @@
+//! What commands that train have in common: what was asked for, made ready to run.
+
+use crate::args::{JsonLines, TrainingArguments};
+use crate::checkpoint::Checkpoint;
+use crate::config::{Config, MAX_LEARNERS, Scheme};
+use crate::data::Data;
+use crate::endpoint::Ended;
+use crate::engine::Processes;
+use crate::files;
+use crate::recipes::Recipe;
+use crate::reporter::Terminal;
+use crate::train::{self, Run};
+use adacomp_exchange::Collective;
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Seconds to wait for other learners, unless told otherwise: some steps and tests take minutes.
+const TIME_LIMIT: u64 = 600;
+
+/// A command that trains, ready to do so.
+pub(crate) struct Session<'a> {
+    arguments: &'a TrainingArguments,
+    pub(crate) recipe: Recipe,
+    pub(crate) config: Config,
+    data: Data,
+    processes: Option<Processes>,
+    stop: Arc<AtomicBool>,
+    limit: Duration,
+    pub(crate) threads: usize,
+}
+
+impl<'a> Session<'a> {
+    /// Checks what was asked for, before anything is written, and loads the data.
+    pub(crate) fn new(config: Config, arguments: &'a TrainingArguments) -> Result<Self> {
+        let limit = Duration::from_secs(arguments.time_limit.unwrap_or(TIME_LIMIT));
+        let mut processes = arguments.engine.start(limit)?;
+        let mut config = arguments.apply(config)?;
+        if let Some(processes) = &processes {
+            let learners = processes.learners();
+            if arguments.learners.is_some_and(|given| given != learners) {
+                bail!("mpirun started {learners} processes: leave --learners out, or start as many");
+            }
+            config.learners = learners;
+        }
+        if arguments.test_samples == Some(0) {
+            bail!("nothing to test on: choose at least one test sample, or leave --test-samples out");
+        }
+        config.check(if processes.is_some() { usize::MAX } else { MAX_LEARNERS })?;
+        let recipe = config.recipe()?;
+        // One process fetches what is missing, the others find it there.
+        let data = match &mut processes {
+            Some(processes) if processes.hosted().start > 0 => {
+                processes.barrier()?;
+                train::load_data(&config)?
+            }
+            Some(processes) => {
+                let data = train::load_data(&config)?;
+                processes.barrier()?;
+                data
+            }
+            None => train::load_data(&config)?,
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = arguments.threads.unwrap_or(cores).clamp(1, config.learners);
+        Ok(Self { arguments, recipe, config, data, processes, stop: stop_on_interrupt()?, limit, threads })
+    }
+
+    /// Whether this process tells people how it goes: of several, the first.
+    pub(crate) fn speaks(&self) -> bool {
+        self.processes.as_ref().is_none_or(|processes| processes.hosted().start == 0)
+    }
+
+    pub(crate) fn json(&self) -> Option<JsonLines> {
+        self.arguments.json
+    }
+
+    /// The folder for results: the one to resume, the one asked for, or a fresh one.
+    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
+        if let Some(folder) = &self.arguments.resume {
+            return Ok(folder.clone());
+        }
+        let folder = match &self.arguments.out {
+            Some(folder) => folder.clone(),
+            None => files::fresh_folder(name),
+        };
+        if self.speaks() {
+            files::check_empty(&folder)?;
+            files::prepare_folder(&folder)?;
+        }
+        Ok(folder)
+    }
+
+    /// Prints the whole configuration, so that the run can be repeated.
+    pub(crate) fn introduce(&self, schemes: &[Scheme]) -> Result<()> {
+        if !self.speaks() {
+            return Ok(());
+        }
+        let mut configuration = serde_json::to_value(&self.config)?;
+        configuration["scheme"] =
+            json!(schemes.iter().map(|scheme| scheme.name()).collect::<Vec<_>>().join(", "));
+        if self.json().is_some() {
+            println!("{}", json!({ "configuration": configuration }));
+            return Ok(());
+        }
+        println!("{}: {}", self.recipe.name, self.recipe.about);
+        let (train, test) = (self.data.train.len(), self.data.test.len());
+        let more = [
+            ("samples".to_owned(), format!("{train} to train, {test} to test")),
+            ("threads".to_owned(), self.threads.to_string()),
+        ];
+        for (name, value) in flat(&configuration).into_iter().chain(more) {
+            println!("  {:<15} {value}", name.replace('_', "-"));
+        }
+        println!();
+        Ok(())
+    }
+
+    /// Trains, going on from the checkpoint if there is one.
+    pub(crate) fn train(
+        &mut self,
+        config: Config,
+        folder: &Path,
+        save: (Option<u64>, bool),
+        from: Option<&Checkpoint>,
+    ) -> Result<Ended> {
+        let (steps, _) = config.steps(self.data.train.len())?;
+        let run = Run {
+            threads: self.threads,
+            limit: self.limit,
+            folder: Some(folder.to_owned()),
+            save_every: save.0,
+            save_epochs: save.1,
+            test_samples: self.arguments.test_samples,
+            device: Device::flex().autodiff(),
+            stop: self.stop.clone(),
+            config,
+        };
+        let mut terminal = Terminal::new(&run.config, self.recipe.metric, self.json(), steps);
+        train::train(&run, &self.data, from, &mut terminal, self.processes.as_mut())
+    }
+}
+
+/// A flat list of a configuration's values.
+pub(crate) fn flat(configuration: &Value) -> Vec<(String, String)> {
+    let text = |value: &Value| match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Object(object) => {
+            object.iter().map(|(name, value)| format!("{value} {name}")).collect::<Vec<_>>().join(", ")
+        }
+        other => other.to_string(),
+    };
+    let entries = configuration.as_object().into_iter().flatten();
+    entries.map(|(name, value)| (name.clone(), text(value))).collect()
+}
+
+/// Ctrl-C ends a run after the step that is going on; a second one ends the program at once.
+fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(i32::from(crate::INTERRUPTED));
+        }
+        eprintln!("\nstopping after this step, and saving; once more to stop at once");
+    })
+    .context("cannot listen to Ctrl-C")?;
+    Ok(stop)
+}
