@@ -6,10 +6,11 @@ use std::time::Instant;
 
 type Step = (&'static str, fn() -> Result);
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     ("format", format),
     ("lints", lints),
     ("tests", tests),
+    ("browser", browser),
     ("MPI", mpi),
     ("documentation", documentation),
     ("memory checks", memory_checks),
@@ -60,11 +61,18 @@ fn mpi() -> Result {
     install("ip", &["iproute2"])?;
     // The tests end learners by their process ids.
     install("pgrep", &["procps"])?;
-    let with_mpi = ["-p", "adacomp-exchange", "--features", "mpi", "--locked"];
+    // All of the workspace, so that what it depends on is built with the features that it has been built with already.
+    let with_mpi = ["--workspace", "--features", "adacomp-exchange/mpi,adacomp-cli/mpi", "--locked"];
     run(cargo(&["clippy"]).args(with_mpi).args(["--all-targets", "--", "-D", "warnings"]))?;
     // The tests run the example, one after the other: they measure time limits, and each starts several processes.
-    run(cargo(&["build"]).args(with_mpi).arg("--examples"))?;
+    run(cargo(&["build"]).args(with_mpi).args(["--example", "steps"]))?;
     run(cargo(&["test"]).args(with_mpi).args(["--test", "mpi", "--", "--test-threads=1"]))
+}
+
+/// The report in a real browser.
+fn browser() -> Result {
+    install("chromium", &["chromium"])?;
+    run(&mut cargo(&["test", "--workspace", "--test", "browser", "--locked", "--", "--ignored"]))
 }
 
 fn documentation() -> Result {

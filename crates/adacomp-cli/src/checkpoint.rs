@@ -163,17 +163,17 @@ pub(crate) fn save<C: Collective>(
     let mut writer = if hosted.start == 0 { Some(Writer::new(folder, state.step)?) } else { None };
     let states = exchange.protocol().save()?;
     let mut sums = Vec::new();
-    for learner in 0..config.learners {
-        let parts = match hosted.contains(&learner) {
-            true => {
-                let slot = learner - hosted.start;
-                learner_parts(&states[slot], untrained, &state.statistics[slot], &state.epoch[slot])?
-            }
-            false => Vec::new(),
-        };
-        let parts = to_first(exchange.collective(), learner, &hosted, parts)?;
+    for block in blocks(config.learners, &state.weights) {
+        let own = hosted.start.max(block.start)..hosted.end.min(block.end);
+        let own = own.map(|learner| {
+            let slot = learner - hosted.start;
+            learner_parts(&states[slot], untrained, &state.statistics[slot], &state.epoch[slot])
+        });
+        let received = to_first(exchange.collective(), &block, own.collect::<Result<Vec<_>>>()?)?;
         if let Some(writer) = &mut writer {
-            sums.push(writer.write_learner(learner, &parts)?);
+            for (learner, parts) in block.zip(received) {
+                sums.push(writer.write_learner(learner, &parts)?);
+            }
         }
     }
     let Some(mut writer) = writer else { return Ok(()) };
@@ -201,44 +201,58 @@ pub(crate) fn save<C: Collective>(
     )
 }
 
+/// Learners whose states travel in one round: few enough that memory and the length of messages stay bounded.
+fn blocks(learners: usize, weights: &[Vec<f32>]) -> impl Iterator<Item = Range<usize>> {
+    const BYTES: usize = 1 << 29;
+    let each = 8 * weights.iter().map(Vec::len).sum::<usize>();
+    let block = (BYTES / each.max(1)).clamp(1, learners);
+    (0..learners).step_by(block).map(move |first| first..(first + block).min(learners))
+}
+
 /// What one learner has of its own, as it travels: sums, residuals, an owner's residuals and statistics, empty if it has none.
 fn learner_parts(
     state: &LearnerState,
     untrained: &[Parameter],
     statistics: &[Vec<f32>],
     sums: &Sums,
-) -> Result<Vec<Vec<u8>>> {
+) -> Result<Vec<u8>> {
     let statistics = match untrained.is_empty() {
         true => Vec::new(),
         false => tensors::write(&[("", untrained, statistics)])?,
     };
-    let owner = state.owner.clone().unwrap_or_default();
-    Ok(vec![serde_json::to_vec(sums)?, state.residuals.clone(), owner, statistics])
+    let mut bytes = Vec::new();
+    for part in [
+        &serde_json::to_vec(sums)?,
+        &state.residuals,
+        state.owner.as_ref().unwrap_or(&Vec::new()),
+        &statistics,
+    ] {
+        bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(part);
+    }
+    Ok(bytes)
 }
 
-/// Brings the parts of one learner to learner 0, each in a round of its own: that bounds memory and the length of messages.
+/// Brings what these learners have of their own to learner 0, which gets all of it; the others get nothing.
 fn to_first<C: Collective>(
     collective: &mut C,
-    learner: usize,
-    hosted: &Range<usize>,
-    parts: Vec<Vec<u8>>,
+    block: &Range<usize>,
+    own: Vec<Vec<u8>>,
 ) -> Result<Vec<Vec<u8>>> {
-    if learner == 0 {
-        return Ok(parts);
-    }
-    let mut parts = parts.into_iter();
-    let mut received = Vec::new();
-    for _ in 0..4 {
-        let mut messages = vec![vec![Vec::new(); collective.learners()]; hosted.len()];
-        if hosted.contains(&learner) {
-            messages[learner - hosted.start][0] = parts.next().unwrap_or_default();
+    let (hosted, learners) = (collective.hosted(), collective.learners());
+    let mut own = own.into_iter();
+    let messages = hosted.clone().map(|learner| {
+        let mut messages = vec![Vec::new(); learners];
+        if block.contains(&learner) {
+            messages[0] = own.next().unwrap_or_default();
         }
-        let mut incoming = collective.to_each(messages)?;
-        if hosted.start == 0 {
-            received.push(std::mem::take(&mut incoming[0][learner]));
-        }
+        messages
+    });
+    let mut incoming = collective.to_each(messages.collect())?;
+    match hosted.start {
+        0 => Ok(incoming.swap_remove(0).drain(block.clone()).collect()),
+        _ => Ok(Vec::new()),
     }
-    Ok(received)
 }
 
 struct Writer {
@@ -259,9 +273,17 @@ impl Writer {
         Ok(())
     }
 
-    fn write_learner(&mut self, learner: usize, parts: &[Vec<u8>]) -> Result<Sums> {
-        let [sums, residuals, owner, statistics] = parts else {
-            bail!("learner {learner}'s state is missing")
+    fn write_learner(&mut self, learner: usize, bytes: &[u8]) -> Result<Sums> {
+        let mut rest = bytes;
+        let mut next = || {
+            let (length, after) = rest.split_first_chunk()?;
+            let (part, after) = after.split_at_checked(u64::from_le_bytes(*length) as usize)?;
+            rest = after;
+            Some(part)
+        };
+        let parts = [next(), next(), next(), next()];
+        let [Some(sums), Some(residuals), Some(owner), Some(statistics)] = parts else {
+            bail!("learner {learner}'s state is missing");
         };
         self.write(&of_learner("residuals", learner), residuals)?;
         for (name, bytes) in [("owner", owner), ("statistics", statistics)] {

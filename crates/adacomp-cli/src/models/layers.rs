@@ -86,3 +86,59 @@ impl Lstm {
         Tensor::stack(outputs, 1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropout_depends_on_the_sample_and_not_on_its_neighbours() {
+        let device = Device::flex();
+        let draw = Draw { seed: 1, epoch: 3 };
+        let dropped = |samples: &[usize], layer| {
+            let ones = Tensor::<2>::ones([samples.len(), 400], &device);
+            let layer = Dropout { share: 0.25, layer };
+            let data = layer.forward(ones, Some(Training { draw, samples })).into_data();
+            data.try_into_vec::<f32>().unwrap()
+        };
+        let both = dropped(&[5, 9], 0);
+        assert_eq!(both[400..], dropped(&[9], 0));
+        assert_ne!(both[400..], dropped(&[9], 1));
+        assert_ne!(both[..400], both[400..]);
+        assert!(both.iter().all(|&value| value == 0.0 || (value - 4.0 / 3.0).abs() < 1e-6));
+        let share = both.iter().filter(|&&value| value == 0.0).count() as f64 / 800.0;
+        assert!((share - 0.25).abs() < 0.06, "{share}");
+        let kept = Dropout { share: 0.25, layer: 0 }.forward(Tensor::ones([1, 4], &device), None);
+        assert_eq!(kept.into_data().try_into_vec::<f32>().unwrap(), [1.0; 4]);
+    }
+
+    /// One step of one unit, by hand.
+    #[test]
+    fn a_cell_forgets_writes_and_reads() {
+        let device = Device::flex();
+        let lstm = Lstm::new(1, 1, &device);
+        let set = |values: [f32; 4]| Tensor::<1>::from_floats(values, &device).reshape([1, 4]);
+        let lstm = Lstm {
+            input: Param::from_tensor(set([0.1, 0.2, 0.3, 0.4])),
+            recurrent: Param::from_tensor(set([0.5, 0.6, 0.7, 0.8])),
+            ..lstm
+        };
+        let output = lstm.forward(Tensor::<1>::from_floats([1.0, 2.0], &device).reshape([1, 2, 1]));
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let (mut output_by_hand, mut cell) = (0.0, 0.0);
+        let mut expected = Vec::new();
+        for input in [1.0, 2.0] {
+            let gate = |w: f64, u: f64| w * input + u * output_by_hand;
+            let (forget, write, read) =
+                (sigmoid(gate(0.1, 0.5)), sigmoid(gate(0.2, 0.6)), sigmoid(gate(0.3, 0.7)));
+            cell = forget * cell + write * f64::tanh(gate(0.4, 0.8));
+            output_by_hand = read * f64::tanh(cell);
+            expected.push(output_by_hand);
+        }
+        let output = output.into_data().try_into_vec::<f32>().unwrap();
+        output
+            .iter()
+            .zip(expected)
+            .for_each(|(actual, expected)| assert!((f64::from(*actual) - expected).abs() < 1e-6));
+    }
+}

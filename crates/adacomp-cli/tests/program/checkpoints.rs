@@ -1,0 +1,179 @@
+//! Stopping and going on.
+
+use crate::support::{Ended, Folder, files, program, run, signal, succeed, wait_until, write_idx};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+
+/// Starts it, presses Ctrl-C once it has printed so many lines, and waits for its end.
+fn interrupt(folder: &Path, arguments: &str, lines: usize) -> Ended {
+    let mut child = program(folder, arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    for _ in 0..lines {
+        assert_ne!(stdout.read_line(&mut text).unwrap(), 0, "{text}");
+    }
+    signal(child.id(), "INT");
+    for line in stdout.lines() {
+        text += &(line.unwrap() + "\n");
+    }
+    let output = child.wait_with_output().unwrap();
+    Ended { code: output.status.code(), stdout: text, stderr: String::from_utf8(output.stderr).unwrap() }
+}
+
+/// Ctrl-C twice on the way, and the end is what it is without, to the bit.
+#[test]
+fn an_interrupted_run_goes_on_as_if_nothing_had_been() {
+    for settings in [
+        "digits --strategy gather",
+        "digits --strategy sharded --optimizer adam --learning-rate 0.001",
+        "digits --scheme top-k --minibatch 64",
+        "digits --scheme dense --learners 1",
+    ] {
+        let folder = Folder::new();
+        let whole = succeed(folder.path(), &format!("train {settings} --epochs 30 --out whole"));
+        let first =
+            interrupt(folder.path(), &format!("train {settings} --epochs 30 --json=steps --out run"), 100);
+        assert_eq!(first.code, Some(130), "{}", first.stderr);
+        assert!(first.stderr.contains("go on with: adacomp train --resume run"), "{}", first.stderr);
+        let second = interrupt(folder.path(), "train --resume run --json=steps", 200);
+        assert_eq!(second.code, Some(130), "{}", second.stderr);
+        let last = succeed(folder.path(), "train --resume run");
+        assert_eq!(whole.checksum(), last.checksum(), "{settings}");
+        // All that is saved is the same but for times: residuals, the optimiser's moments, statistics.
+        let saved = |name: &str| {
+            let files = files(&folder.path().join(name)).into_iter();
+            let tensors = files.filter(|(path, _)| path.extension().is_some_and(|e| e == "safetensors"));
+            tensors.map(|(path, bytes)| (path.file_name().unwrap().to_owned(), bytes)).collect::<Vec<_>>()
+        };
+        assert!(saved("whole") == saved("run"), "{settings}");
+        assert_eq!(history(&folder.path().join("whole")), history(&folder.path().join("run")), "{settings}");
+    }
+}
+
+/// What a checkpoint tells of all epochs, without times.
+fn history(run: &Path) -> serde_json::Value {
+    let (_, text) = files(run).into_iter().find(|(path, _)| path.ends_with("run.json")).unwrap();
+    let mut history = serde_json::from_slice::<serde_json::Value>(&text).unwrap()["history"].take();
+    for epoch in history["epochs"].as_array_mut().unwrap() {
+        epoch["seconds"].take();
+        epoch["total"]["seconds"].take();
+    }
+    history
+}
+
+/// For each tensor the sum over learners, divided by their number.
+fn mean_residuals(run: &Path, learners: usize) -> BTreeMap<String, Vec<f64>> {
+    let mut means: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let residuals = files(run);
+    let residuals: Vec<_> =
+        residuals.iter().filter(|(path, _)| path.to_string_lossy().contains("residuals-")).collect();
+    assert_eq!(residuals.len(), learners);
+    for (_, bytes) in residuals {
+        for (name, tensor) in SafeTensors::deserialize(bytes).unwrap().iter() {
+            let values =
+                tensor.data().as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
+            let values: Vec<f64> = values.map(|value| value / learners as f64).collect();
+            match means.get_mut(name) {
+                Some(sums) => sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
+                None => drop(means.insert(name.to_owned(), values)),
+            }
+        }
+    }
+    means
+}
+
+#[test]
+fn another_number_of_learners_goes_on_and_conserves_residuals() {
+    let folder = Folder::new();
+    succeed(folder.path(), "train digits --learners 4 --steps 50 --out run");
+    let before = mean_residuals(&folder.path().join("run"), 4);
+    // No steps are left, so only learners change.
+    succeed(folder.path(), "train --resume run --learners 8");
+    let after = mean_residuals(&folder.path().join("run"), 8);
+    assert!(before.keys().eq(after.keys()) && !before.is_empty());
+    for (before, after) in before.values().zip(after.values()) {
+        let scale = before.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+        assert!(scale > 0.0);
+        assert!(before.iter().zip(after).all(|(before, after)| (before - after).abs() <= 1e-6 * scale));
+    }
+    let ended = succeed(folder.path(), "train --resume run --learners 2 --steps 100");
+    assert!(ended.stdout.contains("test error"), "{}", ended.stdout);
+    succeed(folder.path(), "inspect run");
+}
+
+/// Killed at any moment, a run has its last checkpoint whole.
+#[test]
+fn a_killed_run_can_be_resumed() {
+    let folder = Folder::new();
+    let run_folder = folder.path().join("run");
+    for round in 0..6 {
+        let line = match round {
+            0 => "train digits --epochs 200 --save-every 3 --out run",
+            _ => "train --resume run --save-every 3",
+        };
+        let mut child =
+            program(folder.path(), line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let newest = || std::fs::read_dir(&run_folder).into_iter().flatten().flatten().count();
+        wait_until("a checkpoint", || newest() > 0);
+        std::thread::sleep(std::time::Duration::from_millis(130 + 37 * round));
+        signal(child.id(), "KILL");
+        child.wait().unwrap();
+        succeed(folder.path(), "inspect run");
+    }
+    let ended = run(folder.path(), "train --resume run --steps 1");
+    assert_eq!(ended.code, Some(0), "nothing is left to do: {}", ended.stderr);
+}
+
+#[test]
+fn a_comparison_goes_on_where_it_was_interrupted() {
+    let folder = Folder::new();
+    write_idx(&folder, 1024, 100);
+    let settings = "mnist-dnn --data idx --epochs 6 --json=steps";
+    let whole = succeed(folder.path(), &format!("compare {settings} --out whole"));
+    // Within the second scheme: the first has 48 steps and 6 epochs.
+    let first = interrupt(folder.path(), &format!("compare {settings} --out run"), 1 + 54 + 20);
+    assert_eq!(first.code, Some(130), "{}", first.stderr);
+    assert!(first.stderr.contains("go on with: adacomp compare --resume run"), "{}", first.stderr);
+    let report = std::fs::read_to_string(folder.path().join("run/report.html")).unwrap();
+    assert!(report.contains("\"finished\":false"));
+    let last = succeed(folder.path(), "compare --resume run --json");
+    let result = |ended: &Ended| {
+        let mut line = ended.json().pop().unwrap();
+        ["dense", "adacomp"].map(|scheme| line[scheme]["seconds"].take());
+        line
+    };
+    assert_eq!(result(&whole), result(&last));
+    let report = std::fs::read_to_string(folder.path().join("run/report.html")).unwrap();
+    assert!(report.contains("\"finished\":true"));
+}
+
+/// Running statistics of batch norms are kept for each learner. Pictures from a folder, so this covers these, too.
+#[test]
+fn statistics_of_learners_survive() {
+    let folder = Folder::new();
+    for number in 0..24u32 {
+        let class = number % 2;
+        let picture = image::RgbImage::from_fn(40, 36, |x, y| {
+            image::Rgb([(class * 200) as u8, (x * 5 + number) as u8, (y * 7) as u8])
+        });
+        let path =
+            folder.path().join(format!("pictures/{}/{class}", if number < 16 { "train" } else { "val" }));
+        std::fs::create_dir_all(&path).unwrap();
+        picture.save(path.join(format!("{number}.png"))).unwrap();
+    }
+    let settings = "resnet18 --data pictures --image-folder --learners 2 --minibatch 4 --learning-rate 0.01";
+    let whole =
+        succeed(folder.path(), &format!("train {settings} --steps 4 --schedule constant --out whole"));
+    succeed(folder.path(), &format!("train {settings} --steps 2 --schedule constant --out run"));
+    let last = succeed(folder.path(), "train --resume run --steps 4");
+    assert_eq!(whole.checksum(), last.checksum());
+    let statistics: Vec<_> = files(&folder.path().join("run"))
+        .into_iter()
+        .filter(|(path, _)| path.to_string_lossy().contains("statistics-"))
+        .collect();
+    assert_eq!(statistics.len(), 2);
+    assert_ne!(statistics[0].1, statistics[1].1);
+}

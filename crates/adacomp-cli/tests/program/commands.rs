@@ -1,0 +1,75 @@
+//! Commands that do not train, and the first one that newcomers run.
+
+use crate::support::{Folder, run, succeed};
+use std::path::Path;
+
+#[test]
+fn without_a_command_digits_are_compared() {
+    let folder = Folder::new();
+    let ended = succeed(folder.path(), "");
+    let table: Vec<_> = ended.stdout.lines().rev().take(4).collect();
+    let row = |scheme: &str| {
+        let line =
+            table.iter().find(|line| line.starts_with(scheme)).unwrap_or_else(|| panic!("{}", ended.stdout));
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let error = |scheme| row(scheme)[1].trim_end_matches('%').parse::<f64>().unwrap();
+    let matrix_rate = row("adacomp")[4].parse::<f64>().unwrap();
+    assert!(error("dense") < 4.0 && error("adacomp") < 4.0, "{}", ended.stdout);
+    assert!(matrix_rate > 200.0, "{}", ended.stdout);
+    let report = std::fs::read_to_string(folder.path().join("runs/compare-digits-1/report.html")).unwrap();
+    assert!(report.contains("adacomp") && !report.contains("{{"));
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let folder = Folder::new();
+    for (command, mentioned) in [
+        ("--help", "adacomp compare mnist-cnn"),
+        ("train --help", "Example"),
+        ("compare --help", "--schemes"),
+        ("data --help", "get"),
+        ("recipes --help", "recipes"),
+        ("inspect --help", "checkpoint"),
+        ("recipes", "shakespeare-transformer"),
+        ("data list", "by hand: input.txt"),
+        ("data where", "cache"),
+        ("data get image-folder", "nothing to fetch"),
+    ] {
+        let ended = succeed(folder.path(), command);
+        assert!(ended.stdout.contains(mentioned), "{command}\n{}", ended.stdout);
+    }
+}
+
+#[test]
+fn frames_and_checkpoints_can_be_looked_into() {
+    let folder = Folder::new();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../adacomp/tests/golden");
+    let frame =
+        |name: &str| succeed(folder.path(), &format!("inspect {}", golden.join(name).display())).stdout;
+    let adacomp = frame("adacomp.rice.frame");
+    assert!(adacomp.starts_with("frame of learner 7, step 2, codec rice"), "{adacomp}");
+    assert!(adacomp.lines().any(|line| line.starts_with('0') && line.contains("selected")), "{adacomp}");
+    assert!(frame("half.paper.frame").contains("all, f16"));
+    assert!(frame("non-finite.frame").contains("the learner's gradient is not finite"));
+
+    succeed(folder.path(), "train digits --steps 20 --strategy sharded --out run");
+    let checkpoint = succeed(folder.path(), "inspect run").stdout;
+    for part in [
+        "at step 20",
+        "strategy        sharded",
+        "weights.safetensors",
+        "residuals-0003.safetensors",
+        "owner-0000",
+    ] {
+        assert!(checkpoint.contains(part), "{part}\n{checkpoint}");
+    }
+    let residuals =
+        succeed(folder.path(), "inspect run/checkpoint-00000020/residuals-0001.safetensors").stdout;
+    assert!(residuals.starts_with("residuals of learner 1 of 4, before step 20"), "{residuals}");
+    assert!(residuals.contains("Mlp.layers.0.weight"), "{residuals}");
+    folder.write("rubbish", b"rubbish");
+    let ended = run(folder.path(), "inspect rubbish");
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("neither a safetensors file nor a frame"), "{}", ended.stderr);
+}

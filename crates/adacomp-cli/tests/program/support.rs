@@ -1,0 +1,154 @@
+//! Running the program, and small data in the published formats.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// A folder of one test, removed at its end.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("adacomp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A file in it.
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// How a run of the program ended.
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+impl Ended {
+    /// The checksum of the weights.
+    pub(crate) fn checksum(&self) -> String {
+        let line = self.stdout.lines().find_map(|line| line.strip_prefix("weights checksum: "));
+        line.unwrap_or_else(|| panic!("{}{}", self.stdout, self.stderr)).to_owned()
+    }
+
+    /// The lines of `--json`.
+    pub(crate) fn json(&self) -> Vec<Value> {
+        let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        self.stdout.lines().map(parse).collect()
+    }
+}
+
+/// The program, in this folder, with data kept away from the user's.
+pub(crate) fn program(folder: &Path, arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adacomp"));
+    command.args(arguments.split_whitespace()).current_dir(folder).stdin(Stdio::null());
+    command.env("ADACOMP_DATA", folder.join("cache"));
+    command
+}
+
+/// Runs it to its end, and no longer than two minutes.
+pub(crate) fn run(folder: &Path, arguments: &str) -> Ended {
+    finish(program(folder, arguments))
+}
+
+pub(crate) fn finish(mut command: Command) -> Ended {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let id = child.id();
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if ended.recv_timeout(Duration::from_secs(120)).is_err() {
+            signal(id, "KILL");
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    let _ = done.send(());
+    watch.join().unwrap();
+    output.into()
+}
+
+/// The same, which must succeed.
+pub(crate) fn succeed(folder: &Path, arguments: &str) -> Ended {
+    let ended = run(folder, arguments);
+    assert_eq!(ended.code, Some(0), "{arguments}\n{}{}", ended.stdout, ended.stderr);
+    ended
+}
+
+pub(crate) fn signal(process: u32, name: &str) {
+    let _ = Command::new("kill").args([format!("-{name}"), process.to_string()]).status();
+}
+
+/// Waits until this holds, for a minute at most.
+pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A folder of idx files with so many pictures to train and test with: bright squares whose place is their class.
+pub(crate) fn write_idx(folder: &Folder, train: usize, test: usize) {
+    for (name, count) in [("train", train), ("t10k", test)] {
+        let header = |magic: u32, dimensions: &[usize]| {
+            let numbers = dimensions.iter().map(|&dimension| dimension as u32);
+            std::iter::once(magic).chain(numbers).flat_map(u32::to_be_bytes).collect::<Vec<u8>>()
+        };
+        let mut pictures = header(0x0803, &[count, 28, 28]);
+        let mut labels = header(0x0801, &[count]);
+        for number in 0..count {
+            let class = number * 7 % 10;
+            labels.push(class as u8);
+            pictures.extend((0..784).map(|pixel| {
+                let (row, column) = (pixel / 28, pixel % 28);
+                let bright = row / 6 == class / 4 && column / 6 == class % 4;
+                if bright { 200 + (number % 50) as u8 } else { (number * 31 + pixel * 17) as u8 % 60 }
+            }));
+        }
+        folder.write(&format!("idx/{name}-images-idx3-ubyte"), &pictures);
+        folder.write(&format!("idx/{name}-labels-idx1-ubyte"), &labels);
+    }
+}
+
+/// All files below a folder, with their contents.
+pub(crate) fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.path() {
+                path if path.is_dir() => folders.push(path),
+                path => found.push((path.clone(), fs::read(path).unwrap())),
+            }
+        }
+    }
+    found.sort();
+    found
+}
