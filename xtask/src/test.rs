@@ -1,15 +1,20 @@
 //! Everything that must hold, one step after the other; the first that fails ends it.
 
-use crate::shell::{Result, cargo, command, install, output, run};
+use crate::shell::{Result, cargo, command, install, output, root, run};
 use crate::{avx512, fuzz};
 use std::time::Instant;
 
+/// All crates with the same features in all steps, because others would have everything built again.
+const WORKSPACE: [&str; 4] =
+    ["--workspace", "--features", "adacomp-exchange/mpi,adacomp-cli/mpi", "--locked"];
+
 type Step = (&'static str, fn() -> Result);
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     ("format", format),
     ("lints", lints),
     ("tests", tests),
+    ("first command", first_command),
     ("browser", browser),
     ("MPI", mpi),
     ("documentation", documentation),
@@ -41,7 +46,8 @@ fn format() -> Result {
 
 fn lints() -> Result {
     install_component("clippy", "clippy")?;
-    run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+    install_mpi()?;
+    run(cargo(&["clippy"]).args(WORKSPACE).args(["--all-targets", "--", "-D", "warnings"]))
 }
 
 fn install_component(subcommand: &str, component: &str) -> Result {
@@ -52,31 +58,54 @@ fn install_component(subcommand: &str, component: &str) -> Result {
 }
 
 fn tests() -> Result {
-    run(&mut cargo(&["test", "--workspace", "--locked"]))
+    run(cargo(&["test"]).args(WORKSPACE))
+}
+
+fn install_mpi() -> Result {
+    install("mpicc", &["openmpi-bin", "libopenmpi-dev", "libclang-dev"])
 }
 
 /// Learners in processes of their own, also on two hosts that are network namespaces.
 fn mpi() -> Result {
-    install("mpicc", &["openmpi-bin", "libopenmpi-dev", "libclang-dev"])?;
     install("ip", &["iproute2"])?;
     // The tests end learners by their process ids.
     install("pgrep", &["procps"])?;
-    // All of the workspace, so that what it depends on is built with the features that it has been built with already.
-    let with_mpi = ["--workspace", "--features", "adacomp-exchange/mpi,adacomp-cli/mpi", "--locked"];
-    run(cargo(&["clippy"]).args(with_mpi).args(["--all-targets", "--", "-D", "warnings"]))?;
     // The tests run the example, one after the other: they measure time limits, and each starts several processes.
-    run(cargo(&["build"]).args(with_mpi).args(["--example", "steps"]))?;
-    run(cargo(&["test"]).args(with_mpi).args(["--test", "mpi", "--", "--test-threads=1"]))
+    run(cargo(&["build"]).args(WORKSPACE).args(["--example", "steps"]))?;
+    run(cargo(&["test"]).args(WORKSPACE).args(["--test", "mpi", "--", "--ignored", "--test-threads=1"]))
 }
 
 /// The report in a real browser.
 fn browser() -> Result {
     install("chromium", &["chromium"])?;
-    run(&mut cargo(&["test", "--workspace", "--test", "browser", "--locked", "--", "--ignored"]))
+    run(cargo(&["test"]).args(WORKSPACE).args(["--test", "browser", "--", "--ignored"]))
+}
+
+/// The README's first command, in a folder of its own: a program without MPI.
+fn first_command() -> Result {
+    let command = ["--release", "--locked", "--manifest-path"];
+    let manifest = root().join("Cargo.toml");
+    run(cargo(&["build"]).args(command).arg(&manifest))?;
+    let folder = root().join("target/first-command");
+    let failed = |error| format!("{}: {error}", folder.display());
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).map_err(failed)?;
+    }
+    std::fs::create_dir_all(&folder).map_err(failed)?;
+    let start = Instant::now();
+    run(cargo(&["run"]).args(command).arg(&manifest).current_dir(&folder))?;
+    let seconds = start.elapsed().as_secs();
+    if seconds >= 120 {
+        return Err(format!("it took {seconds} s, and should take less than two minutes"));
+    }
+    match folder.join("runs/compare-digits-1/report.html").is_file() {
+        true => Ok(()),
+        false => Err("it wrote no report".to_owned()),
+    }
 }
 
 fn documentation() -> Result {
-    run(cargo(&["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings"))
+    run(cargo(&["doc"]).args(WORKSPACE).arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 /// The unsafe kernels and the decoder under valgrind.

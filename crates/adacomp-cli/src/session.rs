@@ -114,7 +114,7 @@ impl<'a> Session<'a> {
             ("threads".to_owned(), self.threads.to_string()),
         ];
         for (name, value) in flat(&configuration).into_iter().chain(more) {
-            println!("  {:<15} {value}", name.replace('_', "-"));
+            println!("  {name:<15} {value}");
         }
         println!();
         Ok(())
@@ -145,7 +145,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// A flat list of a configuration's values.
+/// A flat list of a configuration's values, named as on the command line.
 pub(crate) fn flat(configuration: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| match value {
         Value::Null => "-".to_owned(),
@@ -156,7 +156,7 @@ pub(crate) fn flat(configuration: &Value) -> Vec<(String, String)> {
         other => other.to_string(),
     };
     let entries = configuration.as_object().into_iter().flatten();
-    entries.map(|(name, value)| (name.clone(), text(value))).collect()
+    entries.map(|(name, value)| (name.replace('_', "-"), text(value))).collect()
 }
 
 /// Ctrl-C ends a run after the step that is going on; a second one ends the program at once.

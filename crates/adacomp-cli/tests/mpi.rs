@@ -45,6 +45,7 @@ fn over_mpi(folder: &Path, processes: usize, arguments: &str) -> Output {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn processes_and_threads_come_to_the_same_weights() {
     let folder = Folder::new("same");
     for settings in
@@ -57,6 +58,7 @@ fn processes_and_threads_come_to_the_same_weights() {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn a_run_can_change_its_engine() {
     let folder = Folder::new("resume");
     let whole =
@@ -72,6 +74,7 @@ fn a_run_can_change_its_engine() {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn as_many_learners_as_processes() {
     let folder = Folder::new("learners");
     let output = over_mpi(&folder.0, 2, "train digits --learners 4");
@@ -81,6 +84,7 @@ fn as_many_learners_as_processes() {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn schemes_can_be_compared_over_mpi() {
     let folder = Folder::new("compare");
     let output = over_mpi(&folder.0, 2, "compare digits --epochs 2 --json --out run");

@@ -46,6 +46,7 @@ fn lines(output: &Output) -> BTreeSet<String> {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn threads_and_processes_give_the_same_bits() {
     let mpi = lines(&mpirun(4, &[], &["--steps", "20"]).output().expect("mpirun"));
     assert_eq!(mpi.len(), 4 * STRATEGIES.len(), "{mpi:?}");
@@ -53,6 +54,7 @@ fn threads_and_processes_give_the_same_bits() {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn learners_that_differ_are_told_before_the_first_step() {
     let output = mpirun(3, &["--enable-recovery"], &["--differ", "1"]).output().expect("mpirun");
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -98,6 +100,7 @@ fn kill(process: u32) {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn a_killed_learner_ends_the_others_and_the_run_can_be_resumed() {
     let steps = ["--steps", "9"];
     for strategy in STRATEGIES {
@@ -126,6 +129,7 @@ fn a_killed_learner_ends_the_others_and_the_run_can_be_resumed() {
 
 /// As users run it: `mpirun` itself ends the job.
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn without_recovery_mpirun_ends_the_job() {
     let state = scratch("ended");
     let (child, process) = stop_one("gather", "exchange", &state, &[], "60000");
@@ -140,6 +144,7 @@ fn without_recovery_mpirun_ends_the_job() {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn a_learner_that_hangs_is_not_waited_for_longer_than_the_limit() {
     let state = scratch("hangs");
     let (child, process) = stop_one("gather", "compress", &state, &["--enable-recovery"], "1500");
@@ -156,6 +161,7 @@ fn a_learner_that_hangs_is_not_waited_for_longer_than_the_limit() {
 
 /// Ending MPI waits for all learners; a learner that is done does not.
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn a_learner_that_is_done_does_not_wait_for_one_that_hangs() {
     let state = scratch("done");
     let (child, process) = stop_one_at("gather", "19", "save", &state, &["--enable-recovery"], "1500");
@@ -240,6 +246,7 @@ impl Drop for TwoHosts {
 }
 
 #[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
 fn the_network_carries_what_is_counted() {
     let hosts = TwoHosts::new();
     let mut results = Vec::new();

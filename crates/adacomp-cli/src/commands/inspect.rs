@@ -21,7 +21,7 @@ fn checkpoint(folder: &Path) -> Result<String> {
     let saved = &checkpoint.saved;
     let mut text = format!("checkpoint {} at step {}\n\n", checkpoint.folder.display(), saved.step);
     for (name, value) in flat(&serde_json::to_value(&saved.config)?) {
-        text += &format!("  {:<15} {value}\n", name.replace('_', "-"));
+        text += &format!("  {name:<15} {value}\n");
     }
     if let Some(epoch) = saved.history.epochs.last() {
         let (error, loss, rate) = (epoch.test_error, epoch.test_loss, show::rate(epoch.total.rate.overall));
