@@ -85,6 +85,11 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// The same where there may be none yet.
+    pub(crate) fn find(folder: &Path) -> Result<Option<Self>> {
+        newest(folder).map(|newest| Self::open(&newest)).transpose()
+    }
+
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.folder.join(name);
         fs::read(&path).with_context(|| format!("cannot read {}", path.display()))

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// A folder that is being written. It gets its name only when it is whole.
@@ -85,10 +85,21 @@ fn sync_parent(path: &Path) {
     }
 }
 
-/// The first of `runs/NAME-1`, `runs/NAME-2`, ... that is not there yet.
-pub(crate) fn fresh_folder(name: &str) -> PathBuf {
-    let numbered = |number: usize| Path::new("runs").join(format!("{name}-{number}"));
-    (1..).map(numbered).find(|folder| !folder.exists()).unwrap_or_else(|| numbered(0))
+/// Makes the first of `runs/NAME-1`, `runs/NAME-2`, ... that is not there yet.
+pub(crate) fn fresh_folder(name: &str) -> Result<PathBuf> {
+    let runs = Path::new("runs");
+    let failed =
+        |folder: &Path| format!("cannot create the folder {}: choose another with --out", folder.display());
+    fs::create_dir_all(runs).with_context(|| failed(runs))?;
+    let mut number = 1;
+    loop {
+        let folder = runs.join(format!("{name}-{number}"));
+        match fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(error).with_context(|| failed(&folder)),
+        }
+    }
 }
 
 /// Makes sure, before work begins, that its results can be written.

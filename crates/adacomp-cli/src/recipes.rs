@@ -55,6 +55,19 @@ const BASE: Recipe = Recipe {
     clip: None,
 };
 
+const RESNET18: Recipe = Recipe {
+    name: "resnet18",
+    about: "ResNet-18 on CIFAR-10, or on 224x224 pictures of a folder",
+    expected: "days on two cores; for rates, a few hundred steps are enough",
+    architecture: Architecture::ResNet { side: 32, blocks: [2, 2, 2, 2], bottleneck: false },
+    data: DataSet::Cifar10,
+    augment: true,
+    epochs: 30,
+    learning_rate: 0.1,
+    weight_decay: 5e-4,
+    ..BASE
+};
+
 /// The recipes, from the smallest to the largest.
 pub(crate) const RECIPES: [Recipe; 10] = [
     Recipe {
@@ -106,29 +119,12 @@ pub(crate) const RECIPES: [Recipe; 10] = [
         weight_decay: 5e-4,
         ..BASE
     },
-    Recipe {
-        name: "resnet18",
-        about: "ResNet-18 on CIFAR-10, or on 224x224 pictures of a folder",
-        expected: "days on two cores; for rates, a few hundred steps are enough",
-        architecture: Architecture::ResNet { side: 32, blocks: [2, 2, 2, 2], bottleneck: false },
-        data: DataSet::Cifar10,
-        augment: true,
-        epochs: 30,
-        learning_rate: 0.1,
-        weight_decay: 5e-4,
-        ..BASE
-    },
+    RESNET18,
     Recipe {
         name: "resnet50",
         about: "ResNet-50 on CIFAR-10, or on 224x224 pictures of a folder",
-        expected: "days on two cores; for rates, a few hundred steps are enough",
         architecture: Architecture::ResNet { side: 32, blocks: [3, 4, 6, 3], bottleneck: true },
-        data: DataSet::Cifar10,
-        augment: true,
-        epochs: 30,
-        learning_rate: 0.1,
-        weight_decay: 5e-4,
-        ..BASE
+        ..RESNET18
     },
     Recipe {
         name: "speech-dnn",

@@ -14,6 +14,7 @@ use adacomp_exchange::Collective;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use serde_json::{Value, json};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +29,8 @@ pub(crate) struct Session<'a> {
     pub(crate) recipe: Recipe,
     pub(crate) config: Config,
     data: Data,
-    processes: Option<Processes>,
+    /// Dropping them waits for all of them, which after an error on one would be in vain.
+    processes: Option<ManuallyDrop<Processes>>,
     stop: Arc<AtomicBool>,
     limit: Duration,
     pub(crate) threads: usize,
@@ -38,7 +40,7 @@ impl<'a> Session<'a> {
     /// Checks what was asked for, before anything is written, and loads the data.
     pub(crate) fn new(config: Config, arguments: &'a TrainingArguments) -> Result<Self> {
         let limit = Duration::from_secs(arguments.time_limit.unwrap_or(TIME_LIMIT));
-        let mut processes = arguments.engine.start(limit)?;
+        let mut processes = arguments.engine.start(limit)?.map(ManuallyDrop::new);
         let mut config = arguments.apply(config)?;
         if let Some(processes) = &processes {
             let learners = processes.learners();
@@ -81,15 +83,19 @@ impl<'a> Session<'a> {
 
     /// The folder for results: the one to resume, the one asked for, or a fresh one.
     pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
-        if let Some(folder) = &self.arguments.resume {
-            return Ok(folder.clone());
-        }
-        let folder = match &self.arguments.out {
-            Some(folder) => folder.clone(),
-            None => files::fresh_folder(name),
+        let folder = match (&self.arguments.resume, &self.arguments.out) {
+            // Only the process that speaks writes.
+            (None, None) if !self.speaks() => return Ok(PathBuf::new()),
+            (None, None) => files::fresh_folder(name)?,
+            (Some(folder), _) => folder.clone(),
+            (None, Some(folder)) => {
+                if self.speaks() {
+                    files::check_empty(folder)?;
+                }
+                folder.clone()
+            }
         };
         if self.speaks() {
-            files::check_empty(&folder)?;
             files::prepare_folder(&folder)?;
         }
         Ok(folder)
@@ -141,7 +147,13 @@ impl<'a> Session<'a> {
             config,
         };
         let mut terminal = Terminal::new(&run.config, self.recipe.metric, self.json(), steps);
-        train::train(&run, &self.data, from, &mut terminal, self.processes.as_mut())
+        let processes = self.processes.as_mut().map(|processes| &mut **processes);
+        train::train(&run, &self.data, from, &mut terminal, processes)
+    }
+
+    /// Parts from other processes in good order, once all is done.
+    pub(crate) fn end(self) {
+        drop(self.processes.map(ManuallyDrop::into_inner));
     }
 }
 

@@ -94,3 +94,18 @@ fn schemes_can_be_compared_over_mpi() {
     assert!(last["adacomp"]["rate"]["matrix"].as_f64().unwrap() > 100.0, "{text}");
     assert!(folder.0.join("run/report.html").is_file());
 }
+
+/// What only one process finds wrong ends all of them at once, and not when a time limit has passed.
+#[test]
+#[ignore = "needs mpirun: run by cargo xtask test"]
+fn an_error_of_one_process_ends_all() {
+    let folder = Folder::new("error");
+    std::fs::create_dir(folder.0.join("full")).unwrap();
+    std::fs::write(folder.0.join("full/something"), "here").unwrap();
+    let start = std::time::Instant::now();
+    let output = over_mpi(&folder.0, 3, "train digits --minibatch 48 --out full");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("full is not empty"), "{text}");
+    assert!(!output.status.success());
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+}

@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
     for &scheme in &comparison.schemes {
         let config = Config { scheme, ..comparison.config.clone() };
         let own = folder.join(scheme.name());
-        let from = if own.is_dir() { Some(Checkpoint::open(&own)?) } else { None };
+        let from = Checkpoint::find(&own)?;
         if session.speaks() && session.json().is_none() {
             println!("{}", scheme.name());
         }
@@ -69,6 +69,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
             if session.speaks() {
                 eprintln!("interrupted; go on with: adacomp compare --resume {}", folder.display());
             }
+            session.end();
             return Ok(End::Interrupted);
         }
     }
@@ -76,6 +77,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
         conclude(&session, &runs)?;
         eprintln!("report: {}", folder.join(REPORT).display());
     }
+    session.end();
     Ok(End::Done)
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
     if session.speaks() {
         conclude(&session, &config, &ended, &folder)?;
     }
+    session.end();
     Ok(if ended.interrupted { End::Interrupted } else { End::Done })
 }
 
