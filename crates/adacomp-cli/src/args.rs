@@ -2,7 +2,6 @@
 
 use crate::config::{CodecName, Config, Length, OptimizerKind, Schedule, Scheme, StrategyName};
 use crate::engine::Engine;
-use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -79,7 +78,7 @@ pub(crate) struct TrainArguments {
     pub(crate) scheme: Option<Scheme>,
     #[command(flatten)]
     pub(crate) training: TrainingArguments,
-    /// Save after so many steps, too
+    /// Save after so many steps, besides every epoch
     #[arg(long, value_name = "STEPS")]
     pub(crate) save_every: Option<u64>,
 }
@@ -90,7 +89,7 @@ pub(crate) struct CompareArguments {
     #[arg(required_unless_present = "resume")]
     pub(crate) recipe: Option<String>,
     /// The schemes to compare
-    #[arg(long, value_delimiter = ',', default_value = "dense,adacomp")]
+    #[arg(long, value_delimiter = ',', default_value = "dense,adacomp", conflicts_with = "resume")]
     pub(crate) schemes: Vec<Scheme>,
     #[command(flatten)]
     pub(crate) training: TrainingArguments,
@@ -115,10 +114,10 @@ pub(crate) struct TrainingArguments {
     #[arg(long, value_name = "T")]
     pub(crate) matrix_bin: Option<u32>,
     /// The factor of AdaComp's soft threshold [default: 2]
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) soft_threshold: Option<f64>,
     /// What top-k sends, in percent [default: 0.1]
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) top_percent: Option<f64>,
     /// Samples in a step, over all learners
     #[arg(long, value_name = "N")]
@@ -133,19 +132,19 @@ pub(crate) struct TrainingArguments {
     #[arg(long)]
     pub(crate) optimizer: Option<OptimizerKind>,
     /// The learning rate at the start
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub(crate) learning_rate: Option<f64>,
     /// How the learning rate changes
     #[arg(long)]
     pub(crate) schedule: Option<Schedule>,
     /// The momentum of sgd [default: 0.9]
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) momentum: Option<f64>,
     /// Draws weights to 0 by so much
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) weight_decay: Option<f64>,
     /// The largest norm of the averaged gradient
-    #[arg(long, value_name = "NORM")]
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip: Option<f64>,
     /// First steps that send everything [default: 0]
     #[arg(long, value_name = "STEPS")]
@@ -184,7 +183,7 @@ pub(crate) struct TrainingArguments {
 
 impl TrainingArguments {
     /// A configuration with what was given in place of what it had.
-    pub(crate) fn apply(&self, mut config: Config) -> Result<Config> {
+    pub(crate) fn apply(&self, mut config: Config) -> Config {
         fn set<T: Clone>(field: &mut T, given: &Option<T>) {
             if let Some(given) = given {
                 *field = given.clone();
@@ -208,7 +207,8 @@ impl TrainingArguments {
         set(&mut config.warm_up, &self.warm_up);
         set(&mut config.seed, &self.seed);
         set(&mut config.data, &self.data.clone().map(Some));
+        set(&mut config.test_samples, &self.test_samples.map(Some));
         config.image_folder |= self.image_folder;
-        Ok(config)
+        config
     }
 }

@@ -15,7 +15,7 @@
 
 use crate::config::Config;
 use crate::endpoint::State;
-use crate::files::Draft;
+use crate::files::{Draft, PARTIAL};
 use crate::history::{History, Seconds};
 use crate::meter::Sums;
 use crate::optimizer::Optimizer;
@@ -115,6 +115,9 @@ impl Checkpoint {
     ) -> Result<State> {
         let hosted = exchange.collective().hosted();
         let saved = &self.saved;
+        if saved.config.optimizer != config.optimizer || saved.config.minibatch != config.minibatch {
+            bail!("a run keeps its optimiser and its minibatch: leave --optimizer and --minibatch out");
+        }
         let weights = self.weights(parameters)?;
         let mut optimizer = Optimizer::new(config, &weights);
         optimizer.steps = saved.optimizer_steps;
@@ -268,7 +271,15 @@ struct Writer {
 
 impl Writer {
     fn new(folder: &Path, step: u64) -> Result<Self> {
-        let name = format!("{PREFIX}{step:08}");
+        // Left behind by a process that was killed. Nobody else works in this folder.
+        for stale in names(folder).filter(|(name, _)| name.starts_with(PREFIX) && name.ends_with(PARTIAL)) {
+            fs::remove_dir_all(&stale.1).with_context(|| format!("cannot remove {}", stale.1.display()))?;
+        }
+        // A checkpoint is never replaced: one of the same step, but for other learners, gets a name of its own.
+        let plain = format!("{PREFIX}{step:08}");
+        let again = (2..).map(|number| format!("{plain}-{number}"));
+        let name = std::iter::once(plain.clone()).chain(again).find(|name| !folder.join(name).exists());
+        let name = name.unwrap_or(plain);
         Ok(Self { draft: Draft::new(&folder.join(&name))?, files: BTreeMap::new(), name })
     }
 
@@ -304,7 +315,8 @@ impl Writer {
         let saved = Saved { files: self.files, ..saved };
         self.draft.write(RUN, &serde_json::to_vec_pretty(&saved)?)?;
         self.draft.keep()?;
-        for old in checkpoints(folder).into_iter().filter(|old| !old.ends_with(&self.name)) {
+        let older = checkpoints(folder).into_iter().take_while(|old| !old.ends_with(&self.name));
+        for old in older {
             fs::remove_dir_all(&old).with_context(|| format!("cannot remove {}", old.display()))?;
         }
         Ok(())
@@ -317,11 +329,26 @@ fn of_learner(what: &str, learner: usize) -> String {
 
 /// The checkpoints of a run, oldest first.
 fn checkpoints(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse::<u64>().ok();
-    let mut found: Vec<_> = entries.filter_map(|path| Some((number(&path)?, path))).collect();
+    let number = |name: &str| -> Option<(u64, u64)> {
+        let (step, again) =
+            name.strip_prefix(PREFIX).map(|rest| rest.split_once('-').unwrap_or((rest, "1")))?;
+        Some((step.parse().ok()?, again.parse().ok()?))
+    };
+    let mut found: Vec<_> = names(folder).filter_map(|(name, path)| Some((number(&name)?, path))).collect();
     found.sort();
     found.into_iter().map(|(_, path)| path).collect()
+}
+
+/// The names of all that is in a folder.
+fn names(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+}
+
+/// The folder of the run that a checkpoint is of, or that is named itself.
+pub(crate) fn run_folder(path: &Path) -> PathBuf {
+    let whole = if path.join(RUN).is_file() { path.canonicalize().ok() } else { None };
+    whole.as_deref().and_then(Path::parent).unwrap_or(path).to_owned()
 }
 
 fn newest(folder: &Path) -> Option<PathBuf> {

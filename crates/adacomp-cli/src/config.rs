@@ -122,6 +122,8 @@ pub(crate) struct Config {
     /// First steps that send everything.
     pub(crate) warm_up: u64,
     pub(crate) seed: u64,
+    /// Test on the first so many samples only.
+    pub(crate) test_samples: Option<usize>,
 }
 
 impl Config {
@@ -153,6 +155,7 @@ impl Config {
             clip: recipe.clip,
             warm_up: 0,
             seed: 1,
+            test_samples: None,
         })
     }
 
@@ -184,6 +187,9 @@ impl Config {
         }
         if matches!(self.length, Length::Epochs(0) | Length::Steps(0)) {
             bail!("nothing to do: train for at least one epoch or step");
+        }
+        if self.test_samples == Some(0) {
+            bail!("nothing to test on: choose at least one test sample, or leave --test-samples out");
         }
         if self.scheme == Scheme::TopK && self.strategy != StrategyName::Gather {
             bail!("top-k can only be exchanged with the strategy gather");
@@ -242,7 +248,7 @@ impl Config {
         }
         Ok((
             match self.length {
-                Length::Epochs(epochs) => epochs as u64 * in_epoch,
+                Length::Epochs(epochs) => (epochs as u64).saturating_mul(in_epoch),
                 Length::Steps(steps) => steps,
             },
             in_epoch,

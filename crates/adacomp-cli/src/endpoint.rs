@@ -38,6 +38,8 @@ pub(crate) struct Endpoint<'a, C> {
     untrained: Vec<Parameter>,
     model: Network,
     state: State,
+    /// Whether there is anything that the last checkpoint does not have.
+    unsaved: bool,
     /// Of the step that is going on, a slice for each layer.
     averaged: Vec<Vec<f32>>,
 }
@@ -104,7 +106,20 @@ impl<'a, C: Collective> Endpoint<'a, C> {
         model = set_weights(model, &state.weights);
         let averaged = state.weights.iter().map(|layer| vec![0.0; layer.len()]).collect();
         let device = run.device.clone();
-        Ok(Self { run, data, device, exchange, layout, parameters, untrained, model, state, averaged })
+        let unsaved = from.is_none_or(|from| from.saved.config != *config);
+        Ok(Self {
+            run,
+            unsaved,
+            data,
+            device,
+            exchange,
+            layout,
+            parameters,
+            untrained,
+            model,
+            state,
+            averaged,
+        })
     }
 
     /// Trains to the end, or until somebody interrupts.
@@ -190,6 +205,7 @@ impl<'a, C: Collective> Endpoint<'a, C> {
             sums.count(&mut self.exchange, learner);
         }
         self.state.step += 1;
+        self.unsaved = true;
         Ok(losses)
     }
 
@@ -238,7 +254,7 @@ impl<'a, C: Collective> Endpoint<'a, C> {
         self.state.seconds.test += start.elapsed().as_secs_f64();
         let hosted = self.exchange.collective().hosted();
         let sums = Sums::average(&self.state.epoch, self.exchange.collective())?;
-        let (rate, mut layers) = sums.rates(&self.layout, &self.run.config);
+        let (rate, mut layers) = sums.rates(&self.layout);
         if let (0, Some(compressor)) = (hosted.start, self.exchange.protocol().compressor(0)) {
             for (number, layer) in layers.iter_mut().enumerate() {
                 layer.residual_norm = compressor.residual_statistics(number).map(|residual| residual.norm);
@@ -258,7 +274,7 @@ impl<'a, C: Collective> Endpoint<'a, C> {
             rate,
             total: Total {
                 bytes_sent: self.state.before.sent,
-                rate: self.state.before.rates(&self.layout, &self.run.config).0,
+                rate: self.state.before.rates(&self.layout).0,
                 seconds: earlier + self.state.seconds.all(),
             },
             seconds: std::mem::take(&mut self.state.seconds),
@@ -273,11 +289,14 @@ impl<'a, C: Collective> Endpoint<'a, C> {
         let average = average_statistics(self.exchange.collective(), &self.state.statistics)?;
         let model = set_statistics(self.model.clone(), &average).valid();
         let device = self.device.clone().inner();
-        let samples = self.run.test_samples.unwrap_or(usize::MAX).min(self.data.test.len());
+        let samples = self.run.config.test_samples.unwrap_or(usize::MAX).min(self.data.test.len());
         let (hosted, learners) = (self.exchange.collective().hosted(), self.exchange.collective().learners());
+        let batches = samples.div_ceil(TEST_BATCH);
+        // Consecutive batches to a learner, so that threads have equal parts also where learners are more than batches.
+        let learner_of = |batch: usize| batch * learners / batches;
         let mut messages = vec![Vec::new(); hosted.len()];
         for (number, first) in (0..samples).step_by(TEST_BATCH).enumerate() {
-            let learner = number % learners;
+            let learner = learner_of(number);
             if hosted.contains(&learner) {
                 let batch = Batch::of(&*self.data.test, first..(first + TEST_BATCH).min(samples), None)?;
                 let scores = model.forward(&batch, &device, None).into_data();
@@ -291,8 +310,8 @@ impl<'a, C: Collective> Endpoint<'a, C> {
         // In the order of the batches, so that the sum does not depend on who worked on which.
         let mut parts: Vec<_> = all.iter().map(|message| message.as_chunks::<24>().0.iter()).collect();
         let mut sums = [0.0; 3];
-        for number in 0..samples.div_ceil(TEST_BATCH) {
-            let part = parts[number % learners].next().context("a learner's part of the test is missing")?;
+        for number in 0..batches {
+            let part = parts[learner_of(number)].next().context("a learner's part of the test is missing")?;
             let numbers = part.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes));
             sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
         }
@@ -301,9 +320,12 @@ impl<'a, C: Collective> Endpoint<'a, C> {
     }
 
     fn save(&mut self) -> Result<()> {
-        let Some(folder) = &self.run.folder else { return Ok(()) };
-        let tensors = [&self.parameters[..], &self.untrained];
-        checkpoint::save(folder, &self.run.config, tensors, &self.state, &mut self.exchange)
+        if self.unsaved {
+            let tensors = [&self.parameters[..], &self.untrained];
+            checkpoint::save(&self.run.folder, &self.run.config, tensors, &self.state, &mut self.exchange)?;
+            self.unsaved = false;
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Folders and files that are either whole or not there.
 
 use anyhow::{Context, Result, bail};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -12,15 +12,18 @@ pub(crate) struct Draft {
     kept: bool,
 }
 
+/// What a name has behind it while its folder or file is not whole.
+pub(crate) const PARTIAL: &str = ".partial";
+
+fn partial(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(PARTIAL);
+    path.with_file_name(name)
+}
+
 impl Draft {
     pub(crate) fn new(folder: &Path) -> Result<Self> {
-        let mut name = folder.file_name().unwrap_or_default().to_owned();
-        name.push(".partial");
-        let partial = folder.with_file_name(name);
-        // Left behind by a process that was killed.
-        if partial.exists() {
-            fs::remove_dir_all(&partial).with_context(|| format!("cannot remove {}", partial.display()))?;
-        }
+        let partial = partial(folder);
         fs::create_dir_all(&partial)
             .with_context(|| format!("cannot create the folder {}", partial.display()))?;
         Ok(Self { partial, folder: folder.to_owned(), kept: false })
@@ -30,19 +33,12 @@ impl Draft {
         write(&self.partial.join(name), bytes)
     }
 
-    /// Gives the folder its name, in place of what had it.
+    /// Gives the folder its name, which nothing may have yet.
     pub(crate) fn keep(mut self) -> Result<()> {
-        let failed = || format!("cannot write {}", self.folder.display());
-        let old = self.partial.with_extension("old");
-        if self.folder.exists() {
-            fs::rename(&self.folder, &old).with_context(failed)?;
-        }
-        fs::rename(&self.partial, &self.folder).with_context(failed)?;
+        fs::rename(&self.partial, &self.folder)
+            .with_context(|| format!("cannot write {}", self.folder.display()))?;
         self.kept = true;
         sync_parent(&self.folder);
-        if old.exists() {
-            fs::remove_dir_all(&old).with_context(|| format!("cannot remove {}", old.display()))?;
-        }
         Ok(())
     }
 }
@@ -65,9 +61,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Writes a file that is either the old or the new one, whatever happens.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    let partial = path.with_file_name(name);
+    let partial = partial(path);
     let written = write(&partial, bytes).and_then(|()| {
         fs::rename(&partial, path).with_context(|| format!("cannot write {}", path.display()))
     });
@@ -102,12 +96,33 @@ pub(crate) fn fresh_folder(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Makes sure, before work begins, that its results can be written.
-pub(crate) fn prepare_folder(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
-    let probe = folder.join(".probe");
-    write(&probe, b"adacomp")?;
-    fs::remove_file(&probe).with_context(|| format!("cannot remove {}", probe.display()))
+/// A folder that one process works in, which shows before work begins that it can be written.
+pub(crate) struct Claim {
+    lock: PathBuf,
+    _file: File,
+}
+
+impl Claim {
+    pub(crate) fn new(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+        let lock = folder.join(".lock");
+        let failed = || format!("cannot write {}: is there room, and may you write there?", lock.display());
+        let mut file = File::create(&lock).with_context(failed)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => bail!("another process works in {}", folder.display()),
+            // Where files cannot be locked, nobody is warned.
+            Err(TryLockError::Error(_)) | Ok(()) => {}
+        }
+        file.write_all(b"adacomp").with_context(failed)?;
+        Ok(Self { lock, _file: file })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.lock);
+    }
 }
 
 /// That a folder holds nothing yet, so that nothing can be overwritten.

@@ -39,7 +39,11 @@ enum End {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return explain(&error),
+    };
+    let result = match arguments.command {
         None => commands::compare::digits(),
         Some(Command::Train(arguments)) => commands::train::run(&arguments),
         Some(Command::Compare(arguments)) => commands::compare::run(&arguments),
@@ -56,4 +60,20 @@ fn main() -> ExitCode {
             ExitCode::from(CANNOT)
         }
     }
+}
+
+/// Help where it was asked for; else what is wrong with the command line, in one line as all errors.
+fn explain(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        print!("{error}");
+        return ExitCode::SUCCESS;
+    }
+    let text = error.to_string();
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let line = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    eprintln!("{line}; --help explains");
+    ExitCode::from(CANNOT)
 }

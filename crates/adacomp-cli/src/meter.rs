@@ -1,6 +1,5 @@
 //! Counting what an epoch costs: loss, bytes, time.
 
-use crate::config::Config;
 use crate::history::{LayerEpoch, Rates, Seconds, number};
 use adacomp::{Header, Kind, Layout};
 use adacomp_exchange::{Collective, Exchange, Strategy};
@@ -14,6 +13,8 @@ const CHECKSUM: usize = 4;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sums {
     pub(crate) steps: f64,
+    /// How often each element would have been sent without compression.
+    pub(crate) dense_copies: f64,
     /// Steps that were not averaged.
     pub(crate) dropped: f64,
     #[serde(deserialize_with = "number")]
@@ -36,6 +37,7 @@ impl Sums {
         let Some(traffic) = exchange.traffic(learner).cloned() else { return };
         self.sent += traffic.sent as f64;
         let protocol = exchange.protocol();
+        self.dense_copies += dense_copies(protocol.strategy(), protocol.learners());
         if protocol.strategy() != Strategy::Gather {
             self.moved += traffic.sent as f64;
             self.layers.iter_mut().zip(&traffic.layers).for_each(|(sum, layer)| *sum += layer.sent as f64);
@@ -55,6 +57,7 @@ impl Sums {
 
     pub(crate) fn add(&mut self, other: &Self) {
         self.steps += other.steps;
+        self.dense_copies += other.dense_copies;
         self.dropped += other.dropped;
         self.loss += other.loss;
         self.sent += other.sent;
@@ -73,8 +76,8 @@ impl Sums {
     pub(crate) fn mean(all: &[Self]) -> Self {
         let mut mean = Self::new(all.first().map_or(0, |sums| sums.layers.len()));
         all.iter().for_each(|sums| mean.add(sums));
-        let Self { steps, dropped, loss, sent, moved, layers } = &mut mean;
-        [steps, dropped, loss, sent, moved]
+        let Self { steps, dense_copies, dropped, loss, sent, moved, layers } = &mut mean;
+        [steps, dense_copies, dropped, loss, sent, moved]
             .into_iter()
             .chain(layers)
             .for_each(|sum| *sum /= all.len() as f64);
@@ -82,10 +85,9 @@ impl Sums {
     }
 
     /// How many times fewer bytes than the same strategy moves without compression.
-    pub(crate) fn rates(&self, layout: &Layout, config: &Config) -> (Rates, Vec<LayerEpoch>) {
-        let each = self.steps * dense_copies(config);
+    pub(crate) fn rates(&self, layout: &Layout) -> (Rates, Vec<LayerEpoch>) {
         let rate = |elements: usize, moved: f64| {
-            (moved > 0.0 && elements > 0).then(|| 4.0 * elements as f64 * each / moved)
+            (moved > 0.0 && elements > 0).then(|| 4.0 * elements as f64 * self.dense_copies / moved)
         };
         let of_kind = |kind: Kind| {
             let layers = layout.layers().iter().zip(&self.layers);
@@ -111,11 +113,10 @@ impl Sums {
 
 /// How often a learner sends each element in a step when nothing is compressed: once in a frame; otherwise to its owner, and
 /// as an owner to all others.
-fn dense_copies(config: &Config) -> f64 {
-    let learners = config.learners as f64;
-    match config.options().strategy {
+fn dense_copies(strategy: Strategy, learners: usize) -> f64 {
+    match strategy {
         Strategy::Gather => 1.0,
-        _ => 2.0 * (learners - 1.0) / learners,
+        _ => 2.0 * (learners as f64 - 1.0) / learners as f64,
     }
 }
 

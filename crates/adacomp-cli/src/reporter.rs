@@ -64,9 +64,14 @@ impl Drop for Terminal {
 
 impl Reporter for Terminal {
     fn step(&mut self, step: u64, loss: f64, sums: &Sums, layout: &Layout) {
-        let first = *self.first_step.get_or_insert(step - 1);
+        let first = *self.first_step.get_or_insert_with(|| {
+            // What an earlier process has done says nothing on the time that is left.
+            self.bar.set_position(step - 1);
+            self.bar.reset_eta();
+            step - 1
+        });
         let samples = (step - first) as f64 * self.config.minibatch as f64;
-        let rate = sums.rates(layout, &self.config).0.overall;
+        let rate = sums.rates(layout).0.overall;
         let speed = samples / self.start.elapsed().as_secs_f64();
         let (rate_text, tested) = (show::rate(rate), &self.tested);
         self.bar.set_message(format!("loss {loss:.3}{tested}, rate {rate_text}, {speed:.0} samples/s"));

@@ -1,12 +1,12 @@
 //! What commands that train have in common: what was asked for, made ready to run.
 
 use crate::args::{JsonLines, TrainingArguments};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, run_folder};
 use crate::config::{Config, MAX_LEARNERS, Scheme};
 use crate::data::Data;
 use crate::endpoint::Ended;
 use crate::engine::Processes;
-use crate::files;
+use crate::files::{self, Claim};
 use crate::recipes::Recipe;
 use crate::reporter::Terminal;
 use crate::train::{self, Run};
@@ -28,7 +28,10 @@ pub(crate) struct Session<'a> {
     arguments: &'a TrainingArguments,
     pub(crate) recipe: Recipe,
     pub(crate) config: Config,
+    pub(crate) schemes: Vec<Scheme>,
     data: Data,
+    /// That no other process works in the same folder.
+    claim: Option<Claim>,
     /// Dropping them waits for all of them, which after an error on one would be in vain.
     processes: Option<ManuallyDrop<Processes>>,
     stop: Arc<AtomicBool>,
@@ -38,10 +41,14 @@ pub(crate) struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Checks what was asked for, before anything is written, and loads the data.
-    pub(crate) fn new(config: Config, arguments: &'a TrainingArguments) -> Result<Self> {
+    pub(crate) fn new(
+        config: Config,
+        schemes: Vec<Scheme>,
+        arguments: &'a TrainingArguments,
+    ) -> Result<Self> {
         let limit = Duration::from_secs(arguments.time_limit.unwrap_or(TIME_LIMIT));
         let mut processes = arguments.engine.start(limit)?.map(ManuallyDrop::new);
-        let mut config = arguments.apply(config)?;
+        let mut config = arguments.apply(config);
         if let Some(processes) = &processes {
             let learners = processes.learners();
             if arguments.learners.is_some_and(|given| given != learners) {
@@ -49,10 +56,10 @@ impl<'a> Session<'a> {
             }
             config.learners = learners;
         }
-        if arguments.test_samples == Some(0) {
-            bail!("nothing to test on: choose at least one test sample, or leave --test-samples out");
+        let most = if processes.is_some() { usize::MAX } else { MAX_LEARNERS };
+        for &scheme in &schemes {
+            Config { scheme, ..config.clone() }.check(most)?;
         }
-        config.check(if processes.is_some() { usize::MAX } else { MAX_LEARNERS })?;
         let recipe = config.recipe()?;
         // One process fetches what is missing, the others find it there.
         let data = match &mut processes {
@@ -69,7 +76,18 @@ impl<'a> Session<'a> {
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = arguments.threads.unwrap_or(cores).clamp(1, config.learners);
-        Ok(Self { arguments, recipe, config, data, processes, stop: stop_on_interrupt()?, limit, threads })
+        Ok(Self {
+            arguments,
+            recipe,
+            config,
+            schemes,
+            claim: None,
+            data,
+            processes,
+            stop: stop_on_interrupt()?,
+            limit,
+            threads,
+        })
     }
 
     /// Whether this process tells people how it goes: of several, the first.
@@ -82,12 +100,12 @@ impl<'a> Session<'a> {
     }
 
     /// The folder for results: the one to resume, the one asked for, or a fresh one.
-    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
+    pub(crate) fn folder(&mut self, name: &str) -> Result<PathBuf> {
         let folder = match (&self.arguments.resume, &self.arguments.out) {
             // Only the process that speaks writes.
             (None, None) if !self.speaks() => return Ok(PathBuf::new()),
             (None, None) => files::fresh_folder(name)?,
-            (Some(folder), _) => folder.clone(),
+            (Some(folder), _) => run_folder(folder),
             (None, Some(folder)) => {
                 if self.speaks() {
                     files::check_empty(folder)?;
@@ -96,19 +114,19 @@ impl<'a> Session<'a> {
             }
         };
         if self.speaks() {
-            files::prepare_folder(&folder)?;
+            self.claim = Some(Claim::new(&folder)?);
         }
         Ok(folder)
     }
 
     /// Prints the whole configuration, so that the run can be repeated.
-    pub(crate) fn introduce(&self, schemes: &[Scheme]) -> Result<()> {
+    pub(crate) fn introduce(&self) -> Result<()> {
         if !self.speaks() {
             return Ok(());
         }
         let mut configuration = serde_json::to_value(&self.config)?;
         configuration["scheme"] =
-            json!(schemes.iter().map(|scheme| scheme.name()).collect::<Vec<_>>().join(", "));
+            json!(self.schemes.iter().map(|scheme| scheme.name()).collect::<Vec<_>>().join(", "));
         if self.json().is_some() {
             println!("{}", json!({ "configuration": configuration }));
             return Ok(());
@@ -131,23 +149,21 @@ impl<'a> Session<'a> {
         &mut self,
         config: Config,
         folder: &Path,
-        save: (Option<u64>, bool),
+        save_every: Option<u64>,
         from: Option<&Checkpoint>,
     ) -> Result<Ended> {
         let (steps, _) = config.steps(self.data.train.len())?;
         let run = Run {
             threads: self.threads,
             limit: self.limit,
-            folder: Some(folder.to_owned()),
-            save_every: save.0,
-            save_epochs: save.1,
-            test_samples: self.arguments.test_samples,
+            folder: folder.to_owned(),
+            save_every,
             device: Device::flex().autodiff(),
             stop: self.stop.clone(),
             config,
         };
         let mut terminal = Terminal::new(&run.config, self.recipe.metric, self.json(), steps);
-        let processes = self.processes.as_mut().map(|processes| &mut **processes);
+        let processes = self.processes.as_deref_mut();
         train::train(&run, &self.data, from, &mut terminal, processes)
     }
 

@@ -4,8 +4,11 @@ use adacomp::Parameter;
 use anyhow::{Context, Result, bail};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
-/// A file of one tensor for each parameter, all with this before their names.
-pub(crate) fn write(tensors: &[(&str, &[Parameter], &[Vec<f32>])]) -> Result<Vec<u8>> {
+/// What comes before the names of parameters in a file, the parameters, and their values.
+type Named<'a> = (&'a str, &'a [Parameter], &'a [Vec<f32>]);
+
+/// A file of one tensor for each parameter.
+pub(crate) fn write(tensors: &[Named<'_>]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for (prefix, parameters, values) in tensors {
         for (parameter, values) in parameters.iter().zip(*values) {

@@ -25,12 +25,9 @@ pub(crate) struct Run {
     /// How long to wait for other learners.
     pub(crate) limit: Duration,
     /// Where checkpoints go.
-    pub(crate) folder: Option<PathBuf>,
-    /// Steps after which to save, besides the end.
+    pub(crate) folder: PathBuf,
+    /// Steps after which to save, besides every epoch.
     pub(crate) save_every: Option<u64>,
-    /// Whether to save after each epoch.
-    pub(crate) save_epochs: bool,
-    pub(crate) test_samples: Option<usize>,
     pub(crate) device: Device,
     /// Set by Ctrl-C.
     pub(crate) stop: Arc<AtomicBool>,
@@ -38,7 +35,7 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn is_save_due(&self, step: u64, epoch_ends: bool) -> bool {
-        (self.save_epochs && epoch_ends) || self.save_every.is_some_and(|every| step.is_multiple_of(every))
+        epoch_ends || self.save_every.is_some_and(|every| step.is_multiple_of(every))
     }
 }
 

@@ -55,5 +55,5 @@ fn the_report_draws_everything() {
     }
     assert!(!page.contains(">NaN<") && !page.contains("undefined"));
     // Three schemes of three epochs each: every point is drawn.
-    assert!(count("<circle") >= 9, "{} points", count("<circle"));
+    assert!(count("class=\"dot\"") >= 9, "{} points", count("class=\"dot\""));
 }

@@ -43,10 +43,10 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
             Comparison { config: Config::of(recipe)?, schemes: arguments.schemes.clone() }
         }
     };
-    let mut session = Session::new(config, &arguments.training)?;
+    let mut session = Session::new(config, schemes, &arguments.training)?;
     let folder = session.folder(&format!("compare-{}", session.recipe.name))?;
-    let comparison = Comparison { config: session.config.clone(), schemes };
-    session.introduce(&comparison.schemes)?;
+    let comparison = Comparison { config: session.config.clone(), schemes: session.schemes.clone() };
+    session.introduce()?;
     if session.speaks() {
         write_whole(&folder.join(COMPARISON), &serde_json::to_vec_pretty(&comparison)?)?;
     }
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
         if session.speaks() && session.json().is_none() {
             println!("{}", scheme.name());
         }
-        let ended = session.train(config, &own, (None, true), from.as_ref())?;
+        let ended = session.train(config, &own, None, from.as_ref())?;
         let interrupted = ended.interrupted;
         runs.push((scheme, ended));
         if session.speaks() {
@@ -108,7 +108,7 @@ fn write_report(
         about,
         metric,
         finished,
-        command: std::env::args().skip(1).fold("adacomp".to_owned(), |line, word| line + " " + &word),
+        command: command_line(),
         configuration: flat(&serde_json::to_value(&comparison.config)?)
             .into_iter()
             .filter(|(name, _)| name != "scheme")
@@ -117,6 +117,16 @@ fn write_report(
         runs: runs.iter().map(|(scheme, ended)| (scheme.name(), &ended.history)).collect(),
     };
     write_whole(&folder.join(REPORT), report::page(&data)?.as_bytes())
+}
+
+/// What was typed, as it can be typed again.
+fn command_line() -> String {
+    let word = |word: std::ffi::OsString| {
+        let word = word.to_string_lossy().into_owned();
+        let plain = |character: char| character.is_alphanumeric() || "-_./=,:".contains(character);
+        if word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    };
+    std::env::args_os().skip(1).map(word).fold("adacomp".to_owned(), |line, word| line + " " + &word)
 }
 
 fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) -> Result<()> {

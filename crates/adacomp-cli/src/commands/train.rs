@@ -28,11 +28,12 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
     if let Some(scheme) = arguments.scheme {
         config.scheme = scheme;
     }
-    let mut session = Session::new(config, &arguments.training)?;
+    let scheme = config.scheme;
+    let mut session = Session::new(config, vec![scheme], &arguments.training)?;
     let folder = session.folder(session.recipe.name)?;
     let config = session.config.clone();
-    session.introduce(&[config.scheme])?;
-    let ended = session.train(config.clone(), &folder, (arguments.save_every, false), from.as_ref())?;
+    session.introduce()?;
+    let ended = session.train(config.clone(), &folder, arguments.save_every, from.as_ref())?;
     if session.speaks() {
         conclude(&session, &config, &ended, &folder)?;
     }
@@ -43,7 +44,10 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
 fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path) -> Result<()> {
     if session.json().is_some() {
         let mut line = Map::from_iter([("recipe".to_owned(), json!(config.recipe))]);
-        line.insert(config.scheme.name().to_owned(), result(session.recipe.metric, ended)?);
+        // An interrupted run may have no result yet.
+        if !ended.history.epochs.is_empty() {
+            line.insert(config.scheme.name().to_owned(), result(session.recipe.metric, ended)?);
+        }
         line.insert("weights_checksum".to_owned(), json!(ended.checksum));
         println!("{}", Value::Object(line));
     } else if let Some(last) = ended.history.epochs.last() {

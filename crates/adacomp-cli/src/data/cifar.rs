@@ -2,7 +2,7 @@
 
 use super::Data;
 use super::images::{self, Images};
-use super::place::{file, find};
+use super::place::{file, home};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
@@ -15,9 +15,10 @@ const TRAIN: [&str; 5] = ["data_batch_1", "data_batch_2", "data_batch_3", "data_
 const TEST: [&str; 1] = ["test_batch"];
 
 pub(crate) fn load(folder: &Path, augment: bool) -> Result<Data> {
-    let part = |names: &[&str], labels: &str| match find(folder, &["data_batch_1.bin"]) {
-        Some(_) => binary(folder, names),
-        None => pictures(folder, names, labels),
+    let folder = &home(folder, &["data_batch_1.bin", "data_batch_1.png"])?;
+    let part = |names: &[&str], labels: &str| match folder.join("data_batch_1.bin").is_file() {
+        true => binary(folder, names),
+        false => pictures(folder, names, labels),
     };
     let (train, test) = (part(&TRAIN, "train_lables.json")?, part(&TEST, "test_lables.json")?);
     Ok(images::data(train, test, usize::from(CLASSES), augment))

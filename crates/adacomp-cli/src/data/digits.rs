@@ -27,7 +27,6 @@ pub(crate) fn load() -> Data {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Samples;
 
     #[test]
     fn there_are_1797_digits_of_all_classes() {

@@ -22,13 +22,34 @@ pub(crate) fn get(data: DataSet) -> Result<PathBuf> {
         format!("cannot fetch {}: put {} into a folder and name it with --data", data.name(), data.files())
     };
     let package = data.package().with_context(by_hand)?;
+    if folder.exists() {
+        bail!(
+            "{} is there, but was not fetched as a whole: remove it, or name it with --data",
+            folder.display()
+        );
+    }
+    remove_stale(&folder);
     let partial = Partial::new(&folder).with_context(by_hand)?;
     fetch(&package, &partial.0).with_context(by_hand)?;
     partial.keep(&package, &folder).with_context(by_hand)?;
     Ok(folder)
 }
 
-/// A folder to work in, which is removed whatever happens.
+/// Removes what processes have left behind that were killed while they fetched this set.
+fn remove_stale(folder: &Path) {
+    let entries =
+        folder.parent().and_then(|parent| fs::read_dir(parent).ok()).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()).filter(|path| path.file_stem() == folder.file_name()) {
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        let process = extension.strip_prefix("partial-").and_then(|process| process.parse::<u32>().ok());
+        let is_gone = |process: u32| !Path::new("/proc").join(process.to_string()).exists();
+        if Path::new("/proc/self").exists() && process.is_some_and(is_gone) {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// A folder to work in, which is removed when all is done.
 struct Partial(PathBuf);
 
 impl Partial {
@@ -42,9 +63,6 @@ impl Partial {
     fn keep(self, package: &Package, folder: &Path) -> Result<()> {
         let unpacked = self.0.join("unpacked").join(package.keep);
         fs::write(unpacked.join(COMPLETE), package.sha256)?;
-        if folder.is_dir() && !folder.join(COMPLETE).is_file() {
-            fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
-        }
         match fs::rename(&unpacked, folder) {
             // Another process was faster.
             Err(_) if folder.join(COMPLETE).is_file() => Ok(()),
@@ -98,10 +116,15 @@ fn run_client(package: &Package, folder: &Path, show: impl Fn()) -> Result<()> {
             return Ok(());
         }
         let said = fs::read_to_string(folder.join("said")).unwrap_or_default();
-        let reason = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
+        let useful = |line: &&str| !line.is_empty() && !line.contains("complete log of this run");
+        let reason = said.lines().map(str::trim).filter(useful).collect::<Vec<_>>().join("; ");
         // A Python without pip is as good as none.
         if !said.contains("No module named pip") {
-            bail!("`{}` failed: {}", words.join(" "), reason.trim());
+            bail!(
+                "`{}` failed: {}",
+                words.join(" "),
+                if reason.is_empty() { "it did not say why" } else { &reason }
+            );
         }
     }
     bail!("{} is not installed", package.client.advice())

@@ -5,7 +5,7 @@ use super::{Batch, Data, Samples};
 use crate::draw::Draw;
 use anyhow::{Context, Result, bail};
 use image::imageops::FilterType;
-use image::{DynamicImage, RgbImage};
+use image::{DynamicImage, ImageReader, RgbImage};
 use std::path::{Path, PathBuf};
 
 /// Mean and deviation of ImageNet's red, green and blue: what models for such pictures are used to.
@@ -87,8 +87,9 @@ impl Samples for Folder {
 
     fn add(&self, sample: usize, draw: Option<Draw>, batch: &mut Batch) -> Result<()> {
         let (path, class) = &self.pictures[sample];
-        let picture =
-            image::open(path).with_context(|| format!("{} cannot be read as a picture", path.display()))?;
+        // By what it is: some of ImageNet's files have another name than they should.
+        let open = || Ok::<_, image::ImageError>(ImageReader::open(path)?.with_guessed_format()?.decode()?);
+        let picture = open().with_context(|| format!("{} cannot be read as a picture", path.display()))?;
         let cut = match draw.filter(|_| self.augment) {
             Some(draw) => cut_anywhere(&picture, self.side, draw.augmentation(sample)),
             None => cut_middle(&picture, self.side),

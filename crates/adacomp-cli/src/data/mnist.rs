@@ -1,20 +1,24 @@
 //! MNIST and what comes in the same files: idx, plain or gzipped.
 
+use super::Data;
 use super::images::{self, Images};
-use super::{Data, place::file};
+use super::place::{file, home};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::Path;
 
 const CLASSES: u8 = 10;
+const SIDE: usize = 28;
 
 pub(crate) fn load(folder: &Path) -> Result<Data> {
+    let names = forms("train-images-idx3-ubyte");
+    let folder = &home(folder, &names.each_ref().map(String::as_str))?;
     let part = |name: &str| -> Result<Images> {
         let (pictures, labels) = (format!("{name}-images-idx3-ubyte"), format!("{name}-labels-idx1-ubyte"));
         let (path, pixels) = read(folder, &pictures)?;
         let ([_, height, width], pixels) = idx(&pixels).with_context(|| path.clone())?;
-        if height != width {
-            bail!("{path}: pictures of {height}x{width} are not square");
+        if [height, width] != [SIDE, SIDE] {
+            bail!("{path}: pictures of {height}x{width}, not {SIDE}x{SIDE}");
         }
         let (labels_path, labels) = read(folder, &labels)?;
         let ([_], labels) = idx(&labels).with_context(|| labels_path)?;
@@ -25,11 +29,14 @@ pub(crate) fn load(folder: &Path) -> Result<Data> {
     Ok(images::data(part("train")?, part("t10k")?, usize::from(CLASSES), false))
 }
 
+/// The names that a file may have.
+fn forms(name: &str) -> [String; 3] {
+    [name.to_owned(), format!("{name}.gz"), name.replace("-idx", ".idx")]
+}
+
 /// A file's name for messages, and what is in it.
 fn read(folder: &Path, name: &str) -> Result<(String, Vec<u8>)> {
-    let gzipped = format!("{name}.gz");
-    let dotted = name.replace("-idx", ".idx");
-    let path = file(folder, &[name, &gzipped, &dotted])?;
+    let path = file(folder, &forms(name).each_ref().map(String::as_str))?;
     let shown = path.display().to_string();
     let mut bytes = std::fs::read(&path).with_context(|| shown.clone())?;
     if path.extension().is_some_and(|extension| extension == "gz") {

@@ -28,21 +28,36 @@ pub(super) fn folder_of(data: DataSet) -> Result<PathBuf> {
 
 /// Whether a set has been fetched as a whole.
 pub(crate) fn is_complete(data: DataSet) -> bool {
-    folder_of(data).is_ok_and(|folder| folder.join(COMPLETE).is_file())
+    let marker = folder_of(data).and_then(|folder| Ok(std::fs::read_to_string(folder.join(COMPLETE))?));
+    data.package().is_some_and(|package| marker.is_ok_and(|marker| marker == package.sha256))
 }
 
-/// The first of these files that is in the folder, or in one of its folders.
-pub(super) fn find(folder: &Path, names: &[&str]) -> Option<PathBuf> {
-    let here = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
-    here.or_else(|| folders_in(folder).iter().find_map(|inner| find(inner, names)))
-}
+/// How deep below a folder files are looked for.
+const DEPTH: usize = 2;
 
-/// The same, or an error that says what should be where.
-pub(super) fn file(folder: &Path, names: &[&str]) -> Result<PathBuf> {
+/// The folder, or the one below it, that has one of these files: all files of a set lie beside each other.
+pub(super) fn home(folder: &Path, names: &[&str]) -> Result<PathBuf> {
+    let asked = names.join(" or ");
     if !folder.is_dir() {
-        bail!("{}: no such folder: name one that has the file {}", folder.display(), names[0]);
+        bail!("{}: no such folder: name one that has the file {asked}", folder.display());
     }
-    match find(folder, names) {
+    let mut level = vec![folder.to_owned()];
+    for _ in 0..=DEPTH {
+        let has = |folder: &&PathBuf| names.iter().any(|name| folder.join(name).is_file());
+        match level.iter().filter(has).collect::<Vec<_>>().as_slice() {
+            [] => level = level.iter().flat_map(|folder| folders_in(folder)).collect(),
+            [home] => return Ok((*home).clone()),
+            [one, other, ..] => {
+                bail!("{} and {} have the file {asked}: name one of them", one.display(), other.display())
+            }
+        }
+    }
+    bail!("{}: put the file {asked} there", folder.display())
+}
+
+/// The first of these files that is in the folder.
+pub(super) fn file(folder: &Path, names: &[&str]) -> Result<PathBuf> {
+    match names.iter().map(|name| folder.join(name)).find(|path| path.is_file()) {
         Some(path) => Ok(path),
         None => bail!("{}: put the file {} there", folder.display(), names.join(" or ")),
     }
@@ -51,7 +66,11 @@ pub(super) fn file(folder: &Path, names: &[&str]) -> Result<PathBuf> {
 /// The folders in a folder, in the order of their names.
 pub(super) fn folders_in(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut folders: Vec<_> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    let mut folders: Vec<_> = entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_symlink()))
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect();
     folders.sort();
     folders
 }

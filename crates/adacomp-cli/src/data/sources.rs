@@ -129,7 +129,7 @@ impl Client {
     pub(crate) fn commands(self, package: &str) -> Vec<Vec<String>> {
         let words = |line: &str| line.split(' ').map(|word| word.replace("PACKAGE", package)).collect();
         match self {
-            Self::Npm => vec![words("npm pack PACKAGE --silent --cache npm-cache")],
+            Self::Npm => vec![words("npm pack PACKAGE --loglevel error --cache npm-cache")],
             Self::Pip => ["python3 -m pip", "pip3", "pip", "python -m pip"]
                 .map(|pip| {
                     let rest = "download --quiet --disable-pip-version-check --no-deps --dest . PACKAGE";

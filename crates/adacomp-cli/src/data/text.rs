@@ -1,6 +1,7 @@
 //! Text, character by character.
 
-use super::{Batch, Data, Samples, place::file};
+use super::place::{file, home};
+use super::{Batch, Data, Samples};
 use crate::draw::Draw;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -10,7 +11,8 @@ use std::sync::Arc;
 const TRAIN_TENTHS: usize = 9;
 
 pub(crate) fn load(folder: &Path, sequence: usize) -> Result<Data> {
-    let path = file(folder, &["input.txt", "tinyshakespeare.txt", "shakespeare.txt"])?;
+    const NAMES: [&str; 3] = ["input.txt", "tinyshakespeare.txt", "shakespeare.txt"];
+    let path = file(&home(folder, &NAMES)?, &NAMES)?;
     let shown = path.display().to_string();
     let bytes = std::fs::read(&path).with_context(|| shown.clone())?;
     let mut alphabet: Vec<u8> = bytes.clone();

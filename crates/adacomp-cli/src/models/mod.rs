@@ -38,6 +38,7 @@ pub(crate) enum Architecture {
 }
 
 /// Any of the models.
+#[allow(clippy::large_enum_variant, reason = "there is one a thread")]
 #[derive(Module, Debug)]
 pub(crate) enum Network {
     Mlp(Mlp),

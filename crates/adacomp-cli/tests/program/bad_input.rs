@@ -50,6 +50,14 @@ fn settings_that_make_no_sense() {
         ("compare --resume nowhere", "nowhere: there is no comparison to resume"),
         ("data get nonsense", "there is no data set `nonsense`: choose one of digits, mnist"),
         ("inspect nothing", "cannot read nothing"),
+        ("train digits --scheme nonsense", "[possible values: dense, adacomp, local-selection, top-k, f16]"),
+        ("train digits --learners some", "invalid value 'some'"),
+        ("train digits --nonsense", "unexpected argument '--nonsense'"),
+        ("train", "<RECIPE>"),
+        (
+            "compare digits --schemes dense,top-k --strategy reduce",
+            "top-k can only be exchanged with the strategy gather",
+        ),
     ] {
         refused(&folder, arguments, message);
     }
@@ -77,6 +85,10 @@ fn idx_files_that_are_missing_truncated_or_wrong() {
     refused(&folder, "train mnist-dnn --data idx", "truncated: 200604 bytes of data where 200704 should be");
     fs::write(&images, &whole[..10]).unwrap();
     refused(&folder, "train mnist-dnn --data idx", "train-images-idx3-ubyte: truncated within its header");
+    let mut flat = whole.clone();
+    flat[8..16].fill(0);
+    fs::write(&images, &flat[..16]).unwrap();
+    refused(&folder, "train mnist-dnn --data idx", "pictures of 0x0, not 28x28");
     fs::write(&images, b"not at all an idx file").unwrap();
     refused(&folder, "train mnist-dnn --data idx", "not an idx file of 3 dimensions");
     fs::write(&images, &whole).unwrap();
@@ -99,7 +111,7 @@ fn idx_files_that_are_missing_truncated_or_wrong() {
 #[test]
 fn pictures_that_are_truncated_or_wrong() {
     let folder = Folder::new();
-    refused(&folder, "train cifar10-cnn --data .", "put the file data_batch_1.png there");
+    refused(&folder, "train cifar10-cnn --data .", "put the file data_batch_1.bin or data_batch_1.png there");
     folder.write("data_batch_1.png", b"\x89PNG\r\n\x1a\n and then nothing");
     refused(&folder, "train cifar10-cnn --data .", "data_batch_1.png is damaged: fetch it again");
     folder.write("data_batch_1.bin", &[0; 3073 * 9_999]);
@@ -144,6 +156,13 @@ fn a_checkpoint_of_another_recipe_or_a_damaged_one() {
     refused(&folder, "train --resume run", "weights.safetensors is damaged");
     fs::write(&weights, &whole).unwrap();
     refused(&folder, "train --resume run --scheme top-k --strategy reduce", "top-k can only be exchanged");
+    for setting in ["--optimizer adam", "--minibatch 64"] {
+        refused(
+            &folder,
+            &format!("train --resume run {setting}"),
+            "a run keeps its optimiser and its minibatch",
+        );
+    }
     let json = folder.path().join("run/checkpoint-00000005/run.json");
     let text = fs::read_to_string(&json).unwrap();
     fs::write(&json, text.replace("\"format\": 1", "\"format\": 99")).unwrap();

@@ -1,6 +1,6 @@
 //! Stopping and going on.
 
-use crate::support::{Ended, Folder, files, program, run, signal, succeed, wait_until, write_idx};
+use crate::support::{Ended, Folder, files, program, run, signal, succeed, wait_until, watch, write_idx};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -16,10 +16,12 @@ fn interrupt(folder: &Path, arguments: &str, lines: usize) -> Ended {
         assert_ne!(stdout.read_line(&mut text).unwrap(), 0, "{text}");
     }
     signal(child.id(), "INT");
+    let watch = watch(child.id());
     for line in stdout.lines() {
         text += &(line.unwrap() + "\n");
     }
     let output = child.wait_with_output().unwrap();
+    drop(watch);
     Ended { code: output.status.code(), stdout: text, stderr: String::from_utf8(output.stderr).unwrap() }
 }
 
@@ -64,6 +66,42 @@ fn history(run: &Path) -> serde_json::Value {
     history
 }
 
+/// Ctrl-C before the first epoch has ended; and a checkpoint's own folder can be named, too.
+#[test]
+fn a_run_that_was_interrupted_early_has_saved_what_it_has() {
+    let folder = Folder::new();
+    let first = interrupt(folder.path(), "train digits --epochs 3 --json=steps --out run", 5);
+    assert_eq!(first.code, Some(130), "{}", first.stderr);
+    assert!(first.stderr.contains("go on with: adacomp train --resume run"), "{}", first.stderr);
+    let checkpoint = |run: &str| {
+        let entries = std::fs::read_dir(folder.path().join(run)).unwrap().flatten();
+        let names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+        names[0].clone()
+    };
+    succeed(folder.path(), &format!("train --resume run/{}", checkpoint("run")));
+    assert_eq!(checkpoint("run"), "checkpoint-00000138");
+}
+
+#[test]
+fn two_processes_do_not_work_in_one_folder() {
+    let folder = Folder::new();
+    succeed(folder.path(), "train digits --steps 1 --out run");
+    let mut child = program(folder.path(), "train --resume run --epochs 100000")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("a lock", || folder.path().join("run/.lock").exists());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let ended = run(folder.path(), "train --resume run");
+    signal(child.id(), "KILL");
+    child.wait().unwrap();
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("another process works in run"), "{}", ended.stderr);
+    succeed(folder.path(), "inspect run");
+}
+
 /// For each tensor the sum over learners, divided by their number.
 fn mean_residuals(run: &Path, learners: usize) -> BTreeMap<String, Vec<f64>> {
     let mut means: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -104,6 +142,12 @@ fn another_number_of_learners_goes_on_and_conserves_residuals() {
     succeed(folder.path(), "inspect run");
 }
 
+/// Whether this file is in a checkpoint that has its name.
+fn is_whole(path: &Path) -> bool {
+    let folder = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    folder.starts_with("checkpoint-") && !folder.ends_with(".partial")
+}
+
 /// Killed at any moment, a run has its last checkpoint whole.
 #[test]
 fn a_killed_run_can_be_resumed() {
@@ -116,8 +160,7 @@ fn a_killed_run_can_be_resumed() {
         };
         let mut child =
             program(folder.path(), line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let newest = || std::fs::read_dir(&run_folder).into_iter().flatten().flatten().count();
-        wait_until("a checkpoint", || newest() > 0);
+        wait_until("a checkpoint", || files(&run_folder).iter().any(|(path, _)| is_whole(path)));
         std::thread::sleep(std::time::Duration::from_millis(130 + 37 * round));
         signal(child.id(), "KILL");
         child.wait().unwrap();
@@ -142,7 +185,9 @@ fn a_comparison_goes_on_where_it_was_interrupted() {
     let last = succeed(folder.path(), "compare --resume run --json");
     let result = |ended: &Ended| {
         let mut line = ended.json().pop().unwrap();
-        ["dense", "adacomp"].map(|scheme| line[scheme]["seconds"].take());
+        for scheme in ["dense", "adacomp"] {
+            line[scheme]["seconds"].take();
+        }
         line
     };
     assert_eq!(result(&whole), result(&last));

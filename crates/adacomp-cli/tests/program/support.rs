@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// A folder of one test, removed at its end.
@@ -74,24 +75,28 @@ pub(crate) fn program(folder: &Path, arguments: &str) -> Command {
     command
 }
 
-/// Runs it to its end, and no longer than two minutes.
+/// Runs it to its end, and no longer than three minutes.
 pub(crate) fn run(folder: &Path, arguments: &str) -> Ended {
     finish(program(folder, arguments))
 }
 
 pub(crate) fn finish(mut command: Command) -> Ended {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let id = child.id();
-    let (done, ended) = std::sync::mpsc::channel::<()>();
-    let watch = std::thread::spawn(move || {
-        if ended.recv_timeout(Duration::from_secs(120)).is_err() {
-            signal(id, "KILL");
+    let watch = watch(child.id());
+    let output = child.wait_with_output().unwrap();
+    drop(watch);
+    output.into()
+}
+
+/// Kills a process after three minutes, unless what this returns is dropped before.
+pub(crate) fn watch(process: u32) -> Sender<()> {
+    let (dropped, waits) = channel::<()>();
+    std::thread::spawn(move || {
+        if waits.recv_timeout(Duration::from_secs(180)) == Err(RecvTimeoutError::Timeout) {
+            signal(process, "KILL");
         }
     });
-    let output = child.wait_with_output().unwrap();
-    let _ = done.send(());
-    watch.join().unwrap();
-    output.into()
+    dropped
 }
 
 /// The same, which must succeed.
