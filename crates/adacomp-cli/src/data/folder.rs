@@ -88,7 +88,7 @@ impl Samples for Folder {
     fn add(&self, sample: usize, draw: Option<Draw>, batch: &mut Batch) -> Result<()> {
         let (path, class) = &self.pictures[sample];
         // By what it is: some of ImageNet's files have another name than they should.
-        let open = || Ok::<_, image::ImageError>(ImageReader::open(path)?.with_guessed_format()?.decode()?);
+        let open = || ImageReader::open(path)?.with_guessed_format()?.decode();
         let picture = open().with_context(|| format!("{} cannot be read as a picture", path.display()))?;
         let cut = match draw.filter(|_| self.augment) {
             Some(draw) => cut_anywhere(&picture, self.side, draw.augmentation(sample)),
