@@ -102,7 +102,7 @@ pub(crate) const RECIPES: [Recipe; 10] = [
     Recipe {
         name: "cifar10-cnn",
         about: "three convolutions of 5x5 and a fully-connected layer on CIFAR-10",
-        expected: "about 25% test error; an epoch takes about two minutes on two cores",
+        expected: "not trained to its end here yet; an epoch takes about two minutes on two cores",
         architecture: Architecture::Cnn { side: 32, channels: &[32, 32, 64], padded: true, hidden: &[] },
         data: DataSet::Cifar10,
         epochs: 20,
@@ -153,7 +153,7 @@ pub(crate) const RECIPES: [Recipe; 10] = [
     Recipe {
         name: "shakespeare-transformer",
         about: "a transformer of four blocks of 128 on Tiny Shakespeare, 64 characters a sample",
-        expected: "a test loss of about 1.6",
+        expected: "not trained to its end here yet; an epoch takes about two minutes on two cores",
         architecture: Architecture::Transformer { width: 128, heads: 4, layers: 4, context: 64 },
         data: DataSet::Shakespeare,
         metric: Metric::Loss,
