@@ -174,6 +174,7 @@ impl<'a, C: Collective> Endpoint<'a, C> {
             self.exchange.set_sending(Sending::Everything);
         }
         let hosted = self.exchange.collective().hosted();
+        let statistics_before = self.state.statistics.clone();
         let mut losses = Vec::with_capacity(hosted.len());
         for (slot, learner) in hosted.clone().enumerate() {
             let numbers = minibatch[learner * each..][..each].iter().map(|&number| number as usize);
@@ -196,6 +197,9 @@ impl<'a, C: Collective> Endpoint<'a, C> {
         if outcome == Outcome::Averaged {
             self.state.optimizer.step(learning_rate, &mut self.state.weights, &self.averaged);
             self.model = set_weights(self.model.clone(), &self.state.weights);
+        } else {
+            // What is not finite must not stay in running statistics.
+            self.state.statistics = statistics_before;
         }
         self.state.seconds.optimizer += start.elapsed().as_secs_f64();
         for ((sums, learner), loss) in self.state.epoch.iter_mut().zip(hosted).zip(&losses) {

@@ -96,6 +96,9 @@ pub(crate) fn fresh_folder(name: &str) -> Result<PathBuf> {
     }
 }
 
+/// The file that keeps other processes out of a folder.
+const LOCK: &str = ".lock";
+
 /// A folder that one process works in, which shows before work begins that it can be written.
 pub(crate) struct Claim {
     lock: PathBuf,
@@ -106,7 +109,7 @@ impl Claim {
     pub(crate) fn new(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder)
             .with_context(|| format!("cannot create the folder {}", folder.display()))?;
-        let lock = folder.join(".lock");
+        let lock = folder.join(LOCK);
         let failed = || format!("cannot write {}: is there room, and may you write there?", lock.display());
         let mut file = File::create(&lock).with_context(failed)?;
         match file.try_lock() {
@@ -127,7 +130,9 @@ impl Drop for Claim {
 
 /// That a folder holds nothing yet, so that nothing can be overwritten.
 pub(crate) fn check_empty(folder: &Path) -> Result<()> {
-    if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    // The lock of a process that was killed before it saved anything.
+    if entries.filter(|entry| entry.file_name() != LOCK).count() > 0 {
         bail!("{} is not empty: go on with it by --resume, or choose another --out", folder.display());
     }
     Ok(())

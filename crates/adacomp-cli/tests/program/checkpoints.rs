@@ -195,10 +195,8 @@ fn a_comparison_goes_on_where_it_was_interrupted() {
     assert!(report.contains("\"finished\":true"));
 }
 
-/// Running statistics of batch norms are kept for each learner. Pictures from a folder, so this covers these, too.
-#[test]
-fn statistics_of_learners_survive() {
-    let folder = Folder::new();
+/// Pictures of two classes in a folder.
+fn write_pictures(folder: &Folder) {
     for number in 0..24u32 {
         let class = number % 2;
         let picture = image::RgbImage::from_fn(40, 36, |x, y| {
@@ -209,6 +207,34 @@ fn statistics_of_learners_survive() {
         std::fs::create_dir_all(&path).unwrap();
         picture.save(path.join(format!("{number}.png"))).unwrap();
     }
+}
+
+/// A step that is dropped because a gradient is not finite leaves running statistics as they were.
+#[test]
+fn a_dropped_step_does_not_poison_statistics() {
+    let folder = Folder::new();
+    write_pictures(&folder);
+    let line = "train resnet18 --data pictures --image-folder --learners 2 --minibatch 4 --learning-rate 1e30 \
+                --steps 3 --json --out run";
+    let lines = succeed(folder.path(), line).json();
+    assert!(lines.iter().any(|line| line["dropped_steps"].as_u64() > Some(0)), "{lines:?}");
+    let all = files(&folder.path().join("run"));
+    let statistics: Vec<_> =
+        all.iter().filter(|(path, _)| path.to_string_lossy().contains("statistics-")).collect();
+    assert_eq!(statistics.len(), 2);
+    for (path, bytes) in statistics {
+        for (name, tensor) in SafeTensors::deserialize(bytes).unwrap().iter() {
+            let mut values = tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            assert!(values.all(f32::is_finite), "{} {name}", path.display());
+        }
+    }
+}
+
+/// Running statistics of batch norms are kept for each learner. Pictures from a folder, so this covers these, too.
+#[test]
+fn statistics_of_learners_survive() {
+    let folder = Folder::new();
+    write_pictures(&folder);
     let settings = "resnet18 --data pictures --image-folder --learners 2 --minibatch 4 --learning-rate 0.01";
     let whole =
         succeed(folder.path(), &format!("train {settings} --steps 4 --schedule constant --out whole"));
