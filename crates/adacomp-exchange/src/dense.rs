@@ -48,6 +48,11 @@ impl Whole {
         Ok(())
     }
 
+    /// What an owner has averaged.
+    pub(crate) fn average(&mut self, position: (usize, usize)) -> &mut [f32] {
+        &mut self.averages[position.0][position.1]
+    }
+
     /// Appends what an owner has averaged.
     pub(crate) fn send_average(&self, position: (usize, usize), message: &mut Vec<u8>) {
         write_values(&self.averages[position.0][position.1], message);
@@ -151,9 +156,9 @@ impl Rounds for Dense {
         Ok(None)
     }
 
-    fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            self.whole.write(index, output[layer]);
+    fn write(&self, _setting: &Setting<'_>, output: &mut [&mut [f32]]) {
+        for (index, slice) in output.iter_mut().enumerate() {
+            self.whole.write(index, slice);
         }
     }
 }

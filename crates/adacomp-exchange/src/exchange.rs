@@ -6,7 +6,7 @@ use crate::error::{CollectiveError, ExchangeError};
 use crate::protocol::Protocol;
 use crate::strategy::Strategy;
 use crate::traffic::Traffic;
-use adacomp::{Codec, CompressError, Gradient, Layout, Outcome, Sending};
+use adacomp::{Codec, CompressError, Gradient, Layout, Outcome, Selected, Sending};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -115,6 +115,15 @@ impl<C: Collective> Exchange<C> {
         self.protocol.set_sending(sending);
     }
 
+    /// Begins a group of layers: see [`Protocol::begin_group`].
+    ///
+    /// # Panics
+    /// As it does.
+    pub fn begin_group(&mut self, layers: &[usize]) -> Result<usize, ExchangeError> {
+        self.check_whole()?;
+        Ok(self.protocol.begin_group(layers))
+    }
+
     /// Gives one layer's gradient of a learner that is hosted here. Once all learners that are hosted here have given a
     /// group of layers, it is on its way.
     pub fn give(
@@ -123,9 +132,27 @@ impl<C: Collective> Exchange<C> {
         layer: usize,
         gradient: Gradient<'_>,
     ) -> Result<(), ExchangeError> {
+        self.give_by(|protocol| protocol.give(learner, layer, gradient))
+    }
+
+    /// The same for a gradient that is elsewhere: see [`adacomp::Compressor::take_selection`].
+    pub fn give_selection(
+        &mut self,
+        learner: usize,
+        layer: usize,
+        maxima: &[f32],
+        selected: &[Selected],
+    ) -> Result<(), ExchangeError> {
+        self.give_by(|protocol| protocol.give_selection(learner, layer, maxima, selected))
+    }
+
+    fn give_by(
+        &mut self,
+        give: impl FnOnce(&mut Protocol) -> Result<(), CompressError>,
+    ) -> Result<(), ExchangeError> {
         self.check_whole()?;
         let start = Instant::now();
-        self.protocol.give(learner, layer, gradient)?;
+        give(&mut self.protocol)?;
         self.spent.compress += start.elapsed().as_secs_f64();
         while self.started < self.protocol.groups() && self.protocol.is_given(self.started) {
             self.start_round(self.started, 0)?;
@@ -173,8 +200,39 @@ impl<C: Collective> Exchange<C> {
 
     /// Ends the step: waits for all learners, and writes the averaged gradient into `output`, a slice for each layer.
     pub fn finish(&mut self, output: &mut [&mut [f32]]) -> Result<Outcome, ExchangeError> {
-        self.check_whole()?;
         self.protocol.check_output(output)?;
+        self.finish_rounds()?;
+        self.end(|protocol, verdicts| protocol.conclude(verdicts, output))
+    }
+
+    /// The same for drivers that write the averaged gradient themselves, group by group with [`Protocol::write`], before the
+    /// learners' verdicts are known. `write` is not called if the step is known to be dropped, and what it has written
+    /// counts only if the gradient was averaged.
+    pub fn finish_with(&mut self, write: impl FnOnce(&mut Protocol)) -> Result<Outcome, ExchangeError> {
+        self.finish_rounds()?;
+        if self.protocol.is_good() {
+            let start = Instant::now();
+            write(&mut self.protocol);
+            self.spent.decode += start.elapsed().as_secs_f64();
+        }
+        self.end(|protocol, verdicts| protocol.conclude_written(verdicts))
+    }
+
+    /// Gives up a step that will not be finished, because the backward pass was broken off. All learners must do so at the same
+    /// point, or they will wait for each other. What was given stays in the residuals.
+    pub fn abandon(&mut self) -> Result<(), ExchangeError> {
+        self.check_whole()?;
+        while self.under_way.pop_front().is_some() {
+            self.wait()?;
+        }
+        self.started = 0;
+        self.protocol.drop_step();
+        Ok(())
+    }
+
+    /// All rounds of all groups.
+    fn finish_rounds(&mut self) -> Result<(), ExchangeError> {
+        self.check_whole()?;
         if self.started < self.protocol.groups() {
             return Err(CompressError::Missing { parameters: self.protocol.not_given() }.into());
         }
@@ -189,25 +247,28 @@ impl<C: Collective> Exchange<C> {
             }
         }
         self.started = 0;
+        Ok(())
+    }
+
+    /// The round of verdicts.
+    fn end(
+        &mut self,
+        conclude: impl FnOnce(&mut Protocol, &[Arc<Vec<u8>>]) -> Result<Outcome, ExchangeError>,
+    ) -> Result<Outcome, ExchangeError> {
         let verdict = Outgoing::ToAll(self.protocol.verdict());
         self.start(verdict)?;
-        match self.wait()? {
-            Incoming::ToAll(verdicts) => {
-                let start = Instant::now();
-                let outcome = self.protocol.conclude(&verdicts, output);
-                self.spent.decode += start.elapsed().as_secs_f64();
-                self.seconds = std::mem::take(&mut self.spent);
-                if let Err(error @ (ExchangeError::Verdict { .. } | ExchangeError::Collective { .. })) =
-                    &outcome
-                {
-                    let cause =
-                        CollectiveError::Transport { transport: "exchange", reason: error.to_string() };
-                    self.broken = Some((self.protocol.step(), cause));
-                }
-                outcome
-            }
-            Incoming::ToEach(_) => Err(self.break_off(CollectiveError::OutOfStep)),
+        let Incoming::ToAll(verdicts) = self.wait()? else {
+            return Err(self.break_off(CollectiveError::OutOfStep));
+        };
+        let start = Instant::now();
+        let outcome = conclude(&mut self.protocol, &verdicts);
+        self.spent.decode += start.elapsed().as_secs_f64();
+        self.seconds = std::mem::take(&mut self.spent);
+        if let Err(error @ (ExchangeError::Verdict { .. } | ExchangeError::Collective { .. })) = &outcome {
+            let cause = CollectiveError::Transport { transport: "exchange", reason: error.to_string() };
+            self.broken = Some((self.protocol.step(), cause));
         }
+        outcome
     }
 
     fn start_round(&mut self, group: usize, round: usize) -> Result<(), ExchangeError> {

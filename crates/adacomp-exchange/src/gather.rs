@@ -82,11 +82,9 @@ impl Rounds for Gather {
         }
     }
 
-    fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
-        let layers = output.iter_mut().enumerate().filter(|(layer, _)| setting.layers.contains(layer));
-        let mut slices: Vec<&mut [f32]> = layers.map(|(_, slice)| &mut **slice).collect();
+    fn write(&self, _setting: &Setting<'_>, output: &mut [&mut [f32]]) {
         if let Some(averager) = &self.averager {
-            averager.write(&mut slices).expect("the frames and the output have been checked");
+            averager.write(output).expect("the frames and the output have been checked");
         }
     }
 }

@@ -17,7 +17,8 @@ use crate::setting::{Envelopes, Setting};
 use crate::strategy::{Addressing, Rounds, Strategy};
 use crate::traffic::Traffic;
 use adacomp::{
-    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Sending, Treatment,
+    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Selected, Sending,
+    Treatment,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,10 +40,13 @@ pub struct Protocol {
     group: usize,
     pub(crate) members: Vec<Member>,
     groups: Vec<Group>,
+    /// How many of the groups are in use in this step: all, unless they come as they are given.
+    in_use: usize,
+    as_given: bool,
     step: u64,
     sending: Sending,
     /// The first learner whose gradient is not finite.
-    non_finite: Option<usize>,
+    pub(crate) non_finite: Option<usize>,
 }
 
 impl Protocol {
@@ -77,9 +81,12 @@ impl Protocol {
             rounds: strategy.rounds(),
             missing: 0,
         });
+        let groups: Vec<_> = groups.collect();
         let mut protocol = Self {
             members: members.collect(),
-            groups: groups.collect(),
+            in_use: groups.len(),
+            as_given: false,
+            groups,
             layout,
             strategy,
             codec,
@@ -125,14 +132,39 @@ impl Protocol {
         self.step
     }
 
-    /// The number of groups of layers.
+    /// The number of groups of layers in this step.
     pub fn groups(&self) -> usize {
-        self.groups.len()
+        self.in_use
+    }
+
+    /// Begins a group of these layers, in ascending order: the next of this step, of this number. The first call puts an end
+    /// to the groups that were made at the start; from then on every step has those that are begun in it, in the same order on
+    /// all learners. For drivers that are given layers by groups, which may change from step to step, and not always all.
+    ///
+    /// # Panics
+    /// If a gradient was given before the first group, or the layers do not ascend, or one has been given already.
+    pub fn begin_group(&mut self, layers: &[usize]) -> usize {
+        if !self.as_given {
+            assert!(!self.is_open(), "a gradient has been given already");
+            (self.as_given, self.in_use) = (true, 0);
+        }
+        assert!(layers.is_sorted_by(|a, b| a < b), "layers of a group ascend");
+        let taken = |layer| self.groups[..self.in_use].iter().any(|group| group.layers.contains(layer));
+        assert!(!layers.iter().any(taken), "a layer is in one group");
+        let number = self.in_use;
+        // Groups are mostly those of the step before, whose memory is used again.
+        if self.groups.get(number).is_none_or(|group| group.layers != layers) {
+            self.groups.truncate(number);
+            self.groups.push(Group { layers: layers.to_vec(), rounds: self.strategy.rounds(), missing: 0 });
+        }
+        self.groups[number].missing = layers.len() * self.members.len();
+        self.in_use += 1;
+        number
     }
 
     /// The number of rounds of each group.
     pub fn rounds(&self) -> usize {
-        self.groups.first().map_or(0, |group| group.rounds.addressing().len())
+        self.strategy.rounds().addressing().len()
     }
 
     /// The compressor of a learner that is hosted here.
@@ -150,8 +182,15 @@ impl Protocol {
         self.members.iter().find(|member| member.learner == learner).map(|member| &member.traffic)
     }
 
-    /// Has the step that is going on send everything, or what is selected. All learners must do the same. With `sharded`,
-    /// what owners keep stays with them.
+    /// Has layers whose gradient is zero everywhere send nothing from now on: see [`Compressor::set_skip_unused`].
+    pub fn set_skip_unused(&mut self, skip: bool) {
+        for member in &mut self.members {
+            member.compressor.set_skip_unused(skip);
+            member.owner.iter_mut().for_each(|owner| owner.set_skip_unused(skip));
+        }
+    }
+
+    /// Has the step that is going on send everything, or what is selected. All learners must do the same.
     ///
     /// # Panics
     /// If a gradient has been given already.
@@ -165,6 +204,16 @@ impl Protocol {
         self.begin_at(step, self.sending);
     }
 
+    fn sends_everything(&self) -> bool {
+        self.sending == Sending::Everything || self.strategy == Strategy::Dense
+    }
+
+    fn setting<'a>(&'a self, layers: &'a [usize]) -> Setting<'a> {
+        let Self { layout, learners, step, codec, .. } = self;
+        let everything = self.sends_everything();
+        Setting { layout, layers, learners: *learners, step: *step, codec: *codec, everything }
+    }
+
     /// Whether a gradient of this step has been given.
     pub(crate) fn is_open(&self) -> bool {
         self.members.iter().any(|member| member.compressor.is_open())
@@ -173,6 +222,9 @@ impl Protocol {
     fn begin_at(&mut self, step: u64, sending: Sending) {
         (self.step, self.sending, self.non_finite) = (step, sending, None);
         self.members.iter_mut().for_each(|member| member.fault = None);
+        if self.as_given {
+            self.in_use = 0;
+        }
         for group in &mut self.groups {
             group.missing = group.layers.len() * self.members.len();
         }
@@ -185,7 +237,27 @@ impl Protocol {
         layer: usize,
         gradient: Gradient<'_>,
     ) -> Result<(), CompressError> {
-        let sending = if self.strategy == Strategy::Dense { Sending::Everything } else { self.sending };
+        let sending = if self.sends_everything() { Sending::Everything } else { Sending::Selected };
+        self.give_by(learner, layer, |compressor| compressor.compress_layer(layer, gradient, sending))
+    }
+
+    /// What was selected from one layer's gradient elsewhere: see [`Compressor::take_selection`].
+    pub fn give_selection(
+        &mut self,
+        learner: usize,
+        layer: usize,
+        maxima: &[f32],
+        selected: &[Selected],
+    ) -> Result<(), CompressError> {
+        self.give_by(learner, layer, |compressor| compressor.take_selection(layer, maxima, selected))
+    }
+
+    fn give_by(
+        &mut self,
+        learner: usize,
+        layer: usize,
+        compress: impl FnOnce(&mut Compressor) -> Result<(), CompressError>,
+    ) -> Result<(), CompressError> {
         let layers = self.layout.len();
         let member = self.members.iter_mut().find(|member| member.learner == learner);
         let member =
@@ -193,8 +265,9 @@ impl Protocol {
         if !member.compressor.is_open() {
             member.traffic.clear(layers);
         }
-        member.compressor.compress_layer(layer, gradient, sending)?;
-        if let Some(group) = self.groups.iter_mut().find(|group| group.layers.contains(&layer)) {
+        compress(&mut member.compressor)?;
+        let mut groups = self.groups[..self.in_use].iter_mut();
+        if let Some(group) = groups.find(|group| group.layers.contains(&layer)) {
             group.missing -= 1;
         }
         Ok(())
@@ -325,20 +398,59 @@ impl Protocol {
         output: &mut [&mut [f32]],
     ) -> Result<Outcome, ExchangeError> {
         self.check_output(output)?;
+        self.conclude_with(verdicts, |protocol| {
+            for group in 0..protocol.in_use {
+                let layers = &protocol.groups[group].layers;
+                let slices = output.iter_mut().enumerate().filter(|(layer, _)| layers.contains(layer));
+                let mut slices: Vec<&mut [f32]> = slices.map(|(_, slice)| &mut **slice).collect();
+                protocol.write(group, &mut slices);
+            }
+        })
+    }
+
+    /// The same for drivers that have written every group already, with [`Protocol::write`]. What they have written counts
+    /// only if the gradient was averaged.
+    pub fn conclude_written(&mut self, verdicts: &[Arc<Vec<u8>>]) -> Result<Outcome, ExchangeError> {
+        self.conclude_with(verdicts, |_| ())
+    }
+
+    /// Writes the averaged gradient of a group whose rounds are over, a slice for each of its layers in their order; not
+    /// before [`Protocol::is_good`] has been asked.
+    pub fn write(&self, group: usize, output: &mut [&mut [f32]]) {
+        let Group { layers, rounds, .. } = &self.groups[group];
+        rounds.write(&self.setting(layers), output);
+    }
+
+    /// Whether, as far as is known here, the step will be averaged.
+    pub fn is_good(&self) -> bool {
+        self.non_finite.is_none() && self.members.iter().all(|member| member.fault.is_none())
+    }
+
+    /// Has all learners drop the step, because the averaged gradient cannot be used: it does not fit the format that it is
+    /// wanted in. Before the verdict, which says so.
+    pub fn reject_average(&mut self) {
+        // All learners find the same, so the first is named.
+        self.non_finite.get_or_insert(0);
+    }
+
+    fn conclude_with(
+        &mut self,
+        verdicts: &[Arc<Vec<u8>>],
+        write: impl FnOnce(&Self),
+    ) -> Result<Outcome, ExchangeError> {
         let step = self.step;
         let messages: Vec<&[u8]> = verdicts.iter().map(|verdict| verdict.as_slice()).collect();
         self.members.iter_mut().for_each(|member| member.count_received(&messages));
-        if let Some(error) = self.failure(&messages) {
-            self.drop_step();
-            return Err(error);
-        }
-        if let Some(learner) = self.non_finite {
-            self.drop_step();
-            return Ok(Outcome::NonFinite { learner: learner as u32 });
-        }
-        for group in 0..self.groups.len() {
-            let (envelopes, rounds, _) = parts(self, group);
-            rounds.write(&envelopes.setting, output);
+        match self.judge(&messages) {
+            Err(error) => {
+                self.drop_step();
+                return Err(error);
+            }
+            Ok(Some(learner)) => {
+                self.drop_step();
+                return Ok(Outcome::NonFinite { learner: learner as u32 });
+            }
+            Ok(None) => write(self),
         }
         for member in &mut self.members {
             member.owner_before = None;
@@ -379,10 +491,9 @@ impl Protocol {
 
 /// The parts of a protocol that a group's round works with.
 fn parts(protocol: &mut Protocol, group: usize) -> (Envelopes<'_>, &mut dyn Rounds, &mut [Member]) {
-    let Protocol { layout, codec, learners, members, groups, step, sending, non_finite, strategy, .. } =
-        protocol;
+    let everything = protocol.sends_everything();
+    let Protocol { layout, codec, learners, members, groups, step, non_finite, .. } = protocol;
     let Group { layers, rounds, .. } = &mut groups[group];
-    let everything = *sending == Sending::Everything || *strategy == Strategy::Dense;
     let setting = Setting { layout, layers, learners: *learners, step: *step, codec: *codec, everything };
     (Envelopes { setting, known_non_finite: non_finite.is_some() }, rounds.as_mut(), members)
 }

@@ -105,12 +105,12 @@ impl Rounds for Reduce {
     fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
         for (index, &layer) in setting.layers.iter().enumerate() {
             if setting.is_whole(layer) {
-                self.whole.write(index, output[layer]);
+                self.whole.write(index, output[index]);
                 continue;
             }
-            output[layer].fill(0.0);
+            output[index].fill(0.0);
             for &(element, sum) in &self.results[index] {
-                output[layer][element as usize] = sum as f32 * self.scales[index] / setting.learners as f32;
+                output[index][element as usize] = sum as f32 * self.scales[index] / setting.learners as f32;
             }
         }
     }

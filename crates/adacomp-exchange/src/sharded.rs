@@ -62,11 +62,22 @@ impl Rounds for Sharded {
         take_layers(setting, std::slice::from_mut(member), contents, |members, index, layer, contents| {
             let member = &mut members[0];
             let share = setting.share(layer, member.learner);
-            if setting.is_whole(layer) {
-                return self.whole.take_shares((member.position, index), share, contents);
+            if !setting.is_whole(layer) {
+                self.take_average(layer, share, contents)?;
+                return compress_average(layer, member, &self.average, Sending::Selected);
             }
-            self.take_average(layer, share, contents)?;
-            self.compress_average(layer, member)
+            let position = (member.position, index);
+            self.whole.take_shares(position, share, contents)?;
+            if !setting.layout[layer].treatment.selects() {
+                return Ok(());
+            }
+            // Everything is sent, so what the owner has kept goes, too.
+            let average = self.whole.average(position);
+            compress_average(layer, member, average, Sending::Everything)?;
+            if let Some(Packet::Dense(values)) = member.owner.as_ref().and_then(|owner| owner.packet(layer)) {
+                average.copy_from_slice(values);
+            }
+            Ok(())
         })
     }
 
@@ -97,13 +108,13 @@ impl Rounds for Sharded {
     fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
         for (index, &layer) in setting.layers.iter().enumerate() {
             if setting.is_whole(layer) {
-                self.whole.write(index, output[layer]);
+                self.whole.write(index, output[index]);
                 continue;
             }
-            output[layer].fill(0.0);
+            output[index].fill(0.0);
             for (owner, OwnerResult { scale, selected }) in self.results[index].iter().enumerate() {
                 let packet = Packet::Sparse(Sparse { values: [*scale, -scale], selected });
-                packet.add_to(&mut output[layer][setting.share(layer, owner)]);
+                packet.add_to(&mut output[index][setting.share(layer, owner)]);
             }
         }
     }
@@ -132,20 +143,25 @@ impl Sharded {
         self.average.iter_mut().for_each(|value| *value *= factor);
         Ok(())
     }
+}
 
-    /// Compresses the average as its owner.
-    fn compress_average(&self, layer: usize, member: &mut Member) -> Result<(), Fault> {
-        let Some(owner) = &mut member.owner else { return Ok(()) };
-        if !owner.is_open() {
-            member.owner_before = Some(owner.clone());
-        }
-        let compressed = owner.compress_layer(layer, self.average.as_slice().into(), Sending::Selected);
-        // Only a sum of scales that overflows is refused here.
-        if compressed.is_ok() && owner.layer_statistics(layer).bad_bins == 0 {
-            Ok(())
-        } else {
-            Err(Fault { sender: member.learner, cause: DecodeError::Value { layer }.into() })
-        }
+/// Compresses an average as its owner.
+fn compress_average(
+    layer: usize,
+    member: &mut Member,
+    average: &[f32],
+    sending: Sending,
+) -> Result<(), Fault> {
+    let Some(owner) = &mut member.owner else { return Ok(()) };
+    if !owner.is_open() {
+        member.owner_before = Some(owner.clone());
+    }
+    let compressed = owner.compress_layer(layer, average.into(), sending);
+    // Only a sum of scales that overflows is refused here.
+    if compressed.is_ok() && owner.layer_statistics(layer).bad_bins == 0 {
+        Ok(())
+    } else {
+        Err(Fault { sender: member.learner, cause: DecodeError::Value { layer }.into() })
     }
 }
 

@@ -149,6 +149,6 @@ pub(crate) trait Rounds: Send + Sync {
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault>;
 
-    /// Writes the averaged gradient of the group's layers.
+    /// Writes the averaged gradient, a slice for each of the group's layers.
     fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]);
 }

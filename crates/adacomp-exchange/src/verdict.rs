@@ -17,8 +17,9 @@ impl Protocol {
         let contexts: Vec<_> =
             self.members.iter().map(|member| self.verdict_context(member.learner)).collect();
         let copies = self.learners() as u64 - 1;
+        let flag = if self.non_finite.is_some() { Flag::NonFinite } else { Flag::Good };
         let verdict = |(member, context): (&mut Member, Context)| {
-            let mut message = context.begin(Flag::Good);
+            let mut message = context.begin(flag);
             if let Some(fault) = &member.fault {
                 message.push(if fault.cause == Cause::Failed { SECONDARY } else { PRIMARY });
                 message.extend_from_slice(&(fault.sender as u32).to_le_bytes());
@@ -43,26 +44,30 @@ impl Protocol {
         }
     }
 
-    /// The error that the verdicts amount to: the first that is not just a consequence of another.
-    pub(crate) fn failure(&self, verdicts: &[&[u8]]) -> Option<ExchangeError> {
+    /// What the verdicts amount to: the first learner that knows of a gradient that is not finite, if any does; an error, if
+    /// messages were refused, and the first that is not just a consequence of another.
+    pub(crate) fn judge(&self, verdicts: &[&[u8]]) -> Result<Option<usize>, ExchangeError> {
         let step = self.step();
         if verdicts.len() != self.learners() {
             let cause = CollectiveError::Messages { expected: self.learners(), actual: verdicts.len() };
-            return Some(ExchangeError::Collective { step, cause });
+            return Err(ExchangeError::Collective { step, cause });
         }
-        let mut refused = Vec::new();
+        let (mut refused, mut non_finite) = (Vec::new(), self.non_finite);
         for (learner, verdict) in verdicts.iter().enumerate() {
-            match self.verdict_context(learner).open(verdict, self.learners()) {
-                Ok((_, [])) => {}
-                Ok((_, contents)) => refused.push((learner, contents)),
-                Err(cause) => return Some(ExchangeError::Verdict { step, learner, cause }),
+            let opened = self.verdict_context(learner).open(verdict, self.learners());
+            let (flag, contents) = opened.map_err(|cause| ExchangeError::Verdict { step, learner, cause })?;
+            if flag == Flag::NonFinite {
+                non_finite.get_or_insert(learner);
+            }
+            if !contents.is_empty() {
+                refused.push((learner, contents));
             }
         }
         let primary = refused.iter().find(|(_, contents)| contents[0] == PRIMARY);
-        let &(receiver, contents) = primary.or(refused.first())?;
+        let Some(&(receiver, contents)) = primary.or(refused.first()) else { return Ok(non_finite) };
         let (sender, reason) = contents[1..].split_first_chunk().unwrap_or((&[u8::MAX; 4], &[]));
         let (sender, reason) =
             (u32::from_le_bytes(*sender) as usize, String::from_utf8_lossy(reason).into_owned());
-        Some(ExchangeError::Message { step, sender, receiver, reason })
+        Err(ExchangeError::Message { step, sender, receiver, reason })
     }
 }

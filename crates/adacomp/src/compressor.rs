@@ -4,9 +4,9 @@ use crate::error::CompressError;
 use crate::gradient::Gradient;
 use crate::kernel::Kernel;
 use crate::layout::{Layer, Layout};
-use crate::packet::Packet;
+use crate::packet::{Packet, Selected};
 use crate::policy::Treatment;
-use crate::residual::{Residual, Rule, Scratch};
+use crate::residual::{Residual, Rule, Scratch, mean_maximum};
 use crate::statistics::{LayerStatistics, ResidualStatistics};
 use crate::wire::{Codec, FrameWriter, Header};
 use half::f16;
@@ -24,6 +24,7 @@ pub struct Compressor {
     kernel: Kernel,
     threads: usize,
     inverse_loss_scale: f32,
+    skip_unused: bool,
     scratch: Scratch,
     open: bool,
 }
@@ -85,6 +86,7 @@ impl Compressor {
             kernel: Kernel::best(),
             threads: 1,
             inverse_loss_scale: 1.0,
+            skip_unused: false,
             scratch: Scratch::default(),
             open: false,
         }
@@ -110,6 +112,12 @@ impl Compressor {
         }
         self.inverse_loss_scale = scale;
         Ok(())
+    }
+
+    /// Has layers whose gradient is zero everywhere send nothing from now on, where AdaComp would send of their residual. For
+    /// training in which parameters that no learner has used in a step do not get the average: what they sent would be lost.
+    pub fn set_skip_unused(&mut self, skip: bool) {
+        self.skip_unused = skip;
     }
 
     /// The layers.
@@ -160,7 +168,12 @@ impl Compressor {
         let Self { layout, layers, scratch, .. } = self;
         let state = &mut layers[layer];
         let factor = self.inverse_loss_scale;
+        let skip = self.skip_unused && sending == Sending::Selected && gradient.is_zero();
         let bad_bins = match &mut state.store {
+            Store::Bins(residual, _) | Store::TopK(residual, _) if skip => {
+                residual.take_selection(0.0, &[]);
+                0
+            }
             Store::Bins(residual, bin) => {
                 let rule = Rule {
                     bin: *bin,
@@ -185,6 +198,49 @@ impl Compressor {
         if let (Sending::Everything, Some(residual)) = (sending, state.store.residual_mut()) {
             residual.send_everything();
         }
+        self.note_compressed(layer, bad_bins);
+        Ok(())
+    }
+
+    /// One layer of a step whose gradient and residual are elsewhere, on another device, where elements were selected by the
+    /// same rule: the bin maxima, with NaN for a bin that is not finite, and what was selected, in ascending order. The residual
+    /// here stays as it is; whoever has the other takes what was sent from it once the step is committed, as the scale that
+    /// [`Compressor::layer_statistics`] has by then.
+    pub fn take_selection(
+        &mut self,
+        layer: usize,
+        maxima: &[f32],
+        selected: &[Selected],
+    ) -> Result<(), CompressError> {
+        let parameter = || self.layout[layer].name().to_owned();
+        let state =
+            self.layers.get(layer).ok_or(CompressError::Unknown { parameter: format!("number {layer}") })?;
+        if state.compressed {
+            return Err(CompressError::Twice { parameter: parameter() });
+        }
+        let elements = state.statistics.elements;
+        let Store::Bins(_, bin) = state.store else {
+            return Err(CompressError::NoSelection { parameter: parameter() });
+        };
+        let (expected, actual) = (elements.div_ceil(bin), maxima.len());
+        if expected != actual {
+            return Err(CompressError::Length { parameter: parameter(), expected, actual });
+        }
+        let ascends = selected.is_sorted_by(|a, b| a.index() < b.index());
+        if !ascends || selected.last().is_some_and(|last| last.index() >= elements) {
+            return Err(CompressError::Selection { parameter: parameter() });
+        }
+        self.open = true;
+        let (scale, bad_bins) = mean_maximum(maxima);
+        if let Some(residual) = self.layers[layer].store.residual_mut() {
+            residual.take_selection(scale, selected);
+        }
+        self.note_compressed(layer, bad_bins);
+        Ok(())
+    }
+
+    fn note_compressed(&mut self, layer: usize, bad_bins: usize) {
+        let state = &mut self.layers[layer];
         state.compressed = true;
         state.statistics.bad_bins = bad_bins;
         state.statistics.bytes = 0;
@@ -195,7 +251,6 @@ impl Compressor {
         };
         let statistics = &mut self.layers[layer].statistics;
         (statistics.selected, statistics.scale) = (selected, scale);
-        Ok(())
     }
 
     fn check_layer(&self, layer: usize, gradient: Gradient<'_>) -> Result<(), CompressError> {

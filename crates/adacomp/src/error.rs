@@ -96,6 +96,12 @@ pub enum CompressError {
         /// The parameter.
         parameter: String,
     },
+    /// A selection that was made elsewhere and is not of this layer's elements in ascending order.
+    #[error("parameter `{parameter}`: selected elements are not ascending, or beyond its end")]
+    Selection {
+        /// The parameter.
+        parameter: String,
+    },
     /// Layers that are not in the layout, or not in ascending order.
     #[error("layers {layers:?} are not ascending numbers below {count}")]
     Layers {

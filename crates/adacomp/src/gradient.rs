@@ -48,6 +48,15 @@ impl<'a> Gradient<'a> {
         self.len() == 0
     }
 
+    /// Whether it is zero everywhere.
+    pub fn is_zero(&self) -> bool {
+        match self {
+            Self::F32(values) => values.iter().all(|value| *value == 0.0),
+            Self::F16(values) => values.iter().all(|value| *value == f16::ZERO),
+            Self::Bf16(values) => values.iter().all(|value| *value == bf16::ZERO),
+        }
+    }
+
     /// Splits at an element.
     pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {
         fn halves<'a, T>((left, right): (&'a [T], &'a [T])) -> (Gradient<'a>, Gradient<'a>)

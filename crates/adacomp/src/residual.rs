@@ -33,6 +33,8 @@ impl Selection {
 enum Pending {
     Nothing,
     Selection,
+    /// A selection from a residual that is kept elsewhere, or from none.
+    Elsewhere,
     Everything,
 }
 
@@ -141,6 +143,15 @@ impl Residual {
         bad
     }
 
+    /// Sends what was selected elsewhere, or nothing. The residual here stays as it is.
+    pub(crate) fn take_selection(&mut self, scale: f32, selected: &[Selected]) {
+        debug_assert_eq!(self.pending, Pending::Nothing);
+        self.selection.values = [scale, -scale];
+        self.selection.selected.clear();
+        self.selection.selected.extend_from_slice(selected);
+        self.pending = Pending::Elsewhere;
+    }
+
     /// Has the open step send everything, rather than what it has selected.
     pub(crate) fn send_everything(&mut self) {
         self.pending = Pending::Everything;
@@ -162,14 +173,14 @@ impl Residual {
     pub(crate) fn packet(&self) -> Option<Packet<'_>> {
         match self.pending {
             Pending::Nothing => None,
-            Pending::Selection => Some(Packet::Sparse(self.selection.sparse())),
+            Pending::Selection | Pending::Elsewhere => Some(Packet::Sparse(self.selection.sparse())),
             Pending::Everything => Some(Packet::Dense(&self.values)),
         }
     }
 
     /// Whether the open step sends selected elements.
     pub(crate) fn has_selection(&self) -> bool {
-        self.pending == Pending::Selection
+        matches!(self.pending, Pending::Selection | Pending::Elsewhere)
     }
 
     /// Sends the selected elements of the open step as this and its negative.
@@ -180,7 +191,7 @@ impl Residual {
     /// What the open step sends has arrived everywhere: it leaves the residual.
     pub(crate) fn commit(&mut self) {
         match self.pending {
-            Pending::Nothing => {}
+            Pending::Nothing | Pending::Elsewhere => {}
             Pending::Selection => std::mem::swap(&mut self.owed, &mut self.selection),
             Pending::Everything => self.values.fill(0.0),
         }
@@ -206,7 +217,7 @@ impl Residual {
 }
 
 /// The scale, and how many bins are not finite.
-fn mean_maximum(maxima: &[f32]) -> (f32, usize) {
+pub(crate) fn mean_maximum(maxima: &[f32]) -> (f32, usize) {
     let finite = maxima.iter().filter(|maximum| !maximum.is_nan());
     let (sum, count) = finite.fold((0.0, 0), |(sum, count), &maximum| (sum + f64::from(maximum), count + 1));
     let scale = if maxima.is_empty() { 0.0 } else { (sum / maxima.len() as f64) as f32 };

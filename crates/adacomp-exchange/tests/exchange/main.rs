@@ -3,6 +3,7 @@
 mod agreement;
 mod failures;
 mod faults;
+mod groups;
 mod hand;
 mod state;
 mod steps;

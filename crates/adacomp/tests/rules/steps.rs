@@ -54,6 +54,44 @@ fn an_element_that_cancels_is_not_sent() {
     assert!(selected(&compressor, 0).is_empty());
 }
 
+/// Where asked for, a layer that took no part in a step sends nothing of its residual, unless everything is sent.
+#[test]
+fn an_unused_layer_can_keep_its_residual() {
+    let mut compressor = Compressor::new(one_layer(4, 2));
+    step(&mut compressor, &[4.0, 1.0, 2.0, 0.5]);
+    let kept = compressor.residual(0).unwrap().to_vec();
+    compressor.set_skip_unused(true);
+    assert_eq!(step(&mut compressor, &[0.0, -0.0, 0.0, 0.0]), [0.0; 4]);
+    assert_eq!(compressor.residual(0).unwrap(), kept);
+    let zeros = [0.0; 4];
+    compressor.compress_layer(0, zeros.as_slice().into(), Sending::Everything).unwrap();
+    assert_eq!(sent(&compressor, 0), kept);
+    compressor.drop_step();
+    compressor.set_skip_unused(false);
+    assert_ne!(step(&mut compressor, &zeros), zeros);
+}
+
+#[test]
+fn a_selection_from_elsewhere_must_fit() {
+    let mut compressor = Compressor::new(one_layer(10, 4));
+    let element = |index| adacomp::Selected::new(index, false);
+    let mut take = |maxima: &[f32], selected: &[u32]| {
+        let selected: Vec<_> = selected.iter().map(|&index| element(index)).collect();
+        compressor.take_selection(0, maxima, &selected)
+    };
+    assert!(matches!(take(&[1.0; 2], &[]), Err(CompressError::Length { expected: 3, actual: 2, .. })));
+    assert!(matches!(take(&[1.0; 3], &[4, 3]), Err(CompressError::Selection { .. })));
+    assert!(matches!(take(&[1.0; 3], &[3, 10]), Err(CompressError::Selection { .. })));
+    take(&[1.0, f32::NAN, 2.0], &[3, 9]).unwrap();
+    assert!(matches!(take(&[1.0; 3], &[]), Err(CompressError::Twice { .. })));
+    assert_eq!((compressor.layer_statistics(0).bad_bins, compressor.layer_statistics(0).scale), (1, 1.0));
+    assert!(compressor.commit().is_err());
+    compressor.drop_step();
+    let mut dense = Compressor::new(small_model(Policy::dense()));
+    assert!(matches!(dense.take_selection(0, &[], &[]), Err(CompressError::NoSelection { .. })));
+    assert!(matches!(dense.take_selection(9, &[], &[]), Err(CompressError::Unknown { .. })));
+}
+
 #[test]
 fn a_dropped_step_is_delayed_and_not_lost() {
     let mut random = Random(5);

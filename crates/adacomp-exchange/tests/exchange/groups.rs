@@ -1,0 +1,123 @@
+//! Groups that come and change as a driver is given them.
+
+use crate::support::{LIMIT, STRATEGIES, Trace, bits, gradient, gradients, model, output, residuals, run};
+use adacomp::{Outcome, Packet, Selected};
+use adacomp_exchange::{Exchange, Local, Protocol, Strategy, local};
+
+const LEARNERS: usize = 3;
+
+fn on_threads<T: Send>(work: impl Fn(usize, Local) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let collectives = local(LEARNERS, LEARNERS, LIMIT).into_iter().enumerate();
+        let threads: Vec<_> =
+            collectives.map(|(learner, collective)| scope.spawn(move || work(learner, collective))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Writes all groups, each layer where it belongs.
+fn write(protocol: &Protocol, groups: &[&[usize]], output: &mut [Vec<f32>]) {
+    for (number, layers) in groups.iter().enumerate() {
+        let slices = output.iter_mut().enumerate().filter(|(layer, _)| layers.contains(layer));
+        let mut slices: Vec<&mut [f32]> = slices.map(|(_, values)| values.as_mut_slice()).collect();
+        protocol.write(number, &mut slices);
+    }
+}
+
+#[test]
+fn groups_as_given_change_nothing() {
+    let groupings: [&[&[usize]]; 3] =
+        [&[&[0, 1, 2, 3, 4]], &[&[3, 4], &[0, 2], &[1]], &[&[1, 4], &[0, 2, 3]]];
+    for strategy in STRATEGIES {
+        let traces = on_threads(|learner, collective| {
+            let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+            let mut trace = Trace::default();
+            for step in 0..6 {
+                let gradients = gradients(&model(), learner, step);
+                let groups = groupings[step as usize % 3];
+                for group in groups {
+                    exchange.begin_group(group).unwrap();
+                    for &layer in *group {
+                        exchange.give(learner, layer, gradients[layer].as_slice().into()).unwrap();
+                    }
+                }
+                let mut output = output(&model());
+                let outcome = exchange.finish_with(|protocol| write(protocol, groups, &mut output)).unwrap();
+                assert_eq!(outcome, Outcome::Averaged);
+                trace.averages.push(output.iter().flat_map(|layer| bits(layer)).collect());
+            }
+            trace.residuals.push(residuals(exchange.protocol(), learner));
+            trace
+        });
+        assert_eq!(traces, run(LEARNERS, LEARNERS, 6, strategy), "{strategy:?}");
+    }
+}
+
+/// An average that one learner cannot use, a step that is broken off, and one without some layers: residuals keep it all.
+#[test]
+fn steps_that_are_not_finished_lose_nothing() {
+    for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
+        on_threads(|learner, collective| {
+            let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+            let mut kept = vec![0.0f32; 2400];
+            for step in 0..4 {
+                let gradient = gradient(learner, step, 2, 2400);
+                kept.iter_mut().zip(&gradient).for_each(|(sum, value)| *sum += value);
+                exchange.begin_group(&[2]).unwrap();
+                exchange.give(learner, 2, gradient.as_slice().into()).unwrap();
+                if step % 2 == 0 {
+                    exchange.abandon().unwrap();
+                } else {
+                    let outcome = exchange.finish_with(|protocol| {
+                        if learner == 1 {
+                            protocol.reject_average();
+                        }
+                    });
+                    assert!(matches!(outcome.unwrap(), Outcome::NonFinite { .. }));
+                }
+                let protocol = exchange.protocol();
+                assert_eq!(protocol.compressor(learner).unwrap().residual(2).unwrap(), kept, "{strategy:?}");
+                let owned = protocol.owner(learner).map(|owner| owner.residual(2).unwrap().to_vec());
+                assert!(owned.is_none_or(|values| values.iter().all(|value| *value == 0.0)));
+            }
+        });
+    }
+}
+
+/// Selections that are made elsewhere by the same rule are worth the same.
+#[test]
+fn selections_from_elsewhere_are_taken() {
+    for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
+        on_threads(|learner, collective| {
+            let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+            let mut there = adacomp::Compressor::new(model());
+            for step in 0..3 {
+                let gradient = gradient(learner, step, 2, 2400);
+                let residual = there.residual(2).unwrap().to_vec();
+                let magnitudes: Vec<f32> =
+                    residual.iter().zip(&gradient).map(|(r, value)| (r + value).abs()).collect();
+                let maxima: Vec<f32> =
+                    magnitudes.chunks(100).map(|bin| bin.iter().copied().fold(0.0, f32::max)).collect();
+                there.compress_layer(2, gradient.as_slice().into(), adacomp::Sending::Selected).unwrap();
+                let Some(Packet::Sparse(sparse)) = there.packet(2) else { panic!("a selection") };
+                let selected: Vec<Selected> = sparse.selected.to_vec();
+
+                exchange.begin_group(&[2]).unwrap();
+                exchange.give_selection(learner, 2, &maxima, &selected).unwrap();
+                let mut output = output(&model());
+                let outcome = exchange.finish_with(|protocol| write(protocol, &[&[2]], &mut output));
+                assert_eq!(outcome.unwrap(), Outcome::Averaged);
+                let protocol = exchange.protocol();
+                let compressor = protocol.compressor(learner).unwrap();
+                // The residual here takes no part; the one there goes on with the scale that was agreed on.
+                assert!(compressor.residual(2).unwrap().iter().all(|value| *value == 0.0));
+                there.set_scale(2, compressor.layer_statistics(2).scale).unwrap();
+                there.commit().unwrap();
+            }
+            let own = bits(there.residual(2).unwrap());
+            let reference = run(LEARNERS, LEARNERS, 3, strategy);
+            assert_eq!(own, reference[learner].residuals[0][2].0, "{strategy:?}");
+        });
+    }
+}
