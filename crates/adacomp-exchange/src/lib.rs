@@ -4,6 +4,7 @@ mod agreement;
 mod collective;
 mod dense;
 mod error;
+mod everything;
 mod exchange;
 mod gather;
 mod local;

@@ -426,6 +426,16 @@ impl Compressor {
         residual[start..start + values.len()].iter_mut().zip(values).for_each(|(r, value)| *r += value);
     }
 
+    /// Has a layer's residual be this: what was kept elsewhere.
+    ///
+    /// # Panics
+    /// If the layer has no residual or another number of elements, or a step is open.
+    pub fn set_residual(&mut self, layer: usize, values: &[f32]) {
+        assert!(!self.open, "a step is open");
+        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").settled();
+        residual.copy_from_slice(values);
+    }
+
     /// The numbers of the layers that have residuals, and these.
     pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
         self.layers

@@ -57,6 +57,15 @@ impl<'a> Gradient<'a> {
         }
     }
 
+    /// Whether every element is finite.
+    pub fn is_finite(&self) -> bool {
+        match self {
+            Self::F32(values) => values.iter().all(|value| value.is_finite()),
+            Self::F16(values) => values.iter().all(|value| value.is_finite()),
+            Self::Bf16(values) => values.iter().all(|value| value.is_finite()),
+        }
+    }
+
     /// Splits at an element.
     pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {
         fn halves<'a, T>((left, right): (&'a [T], &'a [T])) -> (Gradient<'a>, Gradient<'a>)

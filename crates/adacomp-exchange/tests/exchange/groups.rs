@@ -121,3 +121,49 @@ fn selections_from_elsewhere_are_taken() {
         });
     }
 }
+
+/// A dense step by other means takes along what learners and owners have kept, and keeps it if it does not arrive.
+#[test]
+fn everything_can_go_by_other_means() {
+    for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
+        let sums = on_threads(|learner, collective| {
+            let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+            let mut sent = vec![0.0f64; 2400];
+            for step in 0..3 {
+                let gradient = gradient(learner, step, 2, 2400);
+                exchange.begin_group(&[2]).unwrap();
+                exchange.give(learner, 2, gradient.as_slice().into()).unwrap();
+                let mut output = output(&model());
+                let _ = exchange.finish_with(|protocol| write(protocol, &[&[2]], &mut output)).unwrap();
+                sent.iter_mut().zip(&output[2]).for_each(|(sum, value)| *sum += f64::from(*value));
+            }
+            let protocol = exchange.protocol();
+            let mut whole = vec![0.0; 2400];
+            let mut last = gradient(learner, 3, 2, 2400);
+            last[7] = f32::NAN;
+            assert!(!protocol.everything(learner, 2, last.as_slice().into(), &mut whole).unwrap());
+            assert!(whole.iter().all(|value| *value == 0.0));
+            protocol.end_elsewhere(false).unwrap();
+            let before = residuals(protocol, learner);
+            let zeros = vec![0.0; 2400];
+            for arrived in [false, true] {
+                assert!(protocol.everything(learner, 2, zeros.as_slice().into(), &mut whole).unwrap());
+                protocol.end_elsewhere(arrived).unwrap();
+                assert_eq!(residuals(protocol, learner) == before, !arrived, "{strategy:?}");
+            }
+            assert!(residuals(protocol, learner)[2].0.iter().all(|bits| *bits == 0));
+            assert!(protocol.everything(learner, 1, zeros[..16].into(), &mut whole).is_err());
+            (sent, whole)
+        });
+        for element in 0..2400 {
+            // In the broken step only bins without the NaN took the gradient in.
+            let steps = if element / 100 == 0 { 0..3 } else { 0..4 };
+            let values = (0..LEARNERS)
+                .flat_map(|learner| steps.clone().map(move |step| gradient(learner, step, 2, 2400)[element]));
+            let given = values.map(f64::from).sum::<f64>() / LEARNERS as f64;
+            let whole: f64 = sums.iter().map(|(_, whole)| f64::from(whole[element])).sum();
+            let found = sums[0].0[element] + whole / LEARNERS as f64;
+            assert!((given - found).abs() < 1e-5, "{strategy:?} {element}: {given} {found}");
+        }
+    }
+}

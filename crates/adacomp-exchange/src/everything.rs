@@ -1,0 +1,59 @@
+//! Steps in which gradients travel whole and by other means: a dense all-reduce that a framework has already.
+//!
+//! Going from selected to dense gradients must lose nothing, so in the first such step what was kept goes along.
+
+use crate::error::ExchangeError;
+use crate::protocol::Protocol;
+use crate::shares::share;
+use adacomp::{CompressError, Gradient, Packet, Sending};
+
+impl Protocol {
+    /// All that a learner has of a layer that is compressed: its gradient, its residual and, because the sum over learners will be
+    /// divided by their number, so many times what it keeps as an owner. Whether it is finite; if not, nothing is written. The step
+    /// is open from then on, and [`Protocol::end_elsewhere`] ends it. For a layer that is sent whole in any case it is an error.
+    pub fn everything(
+        &mut self,
+        learner: usize,
+        layer: usize,
+        gradient: Gradient<'_>,
+        output: &mut [f32],
+    ) -> Result<bool, ExchangeError> {
+        let (layout, learners) = (self.layout().clone(), self.learners());
+        let unknown = || CompressError::Unknown { parameter: format!("of learner {learner}") };
+        let compressor = self.compressor(learner).ok_or_else(unknown)?;
+        if !layout.layers().get(layer).is_some_and(|layer| layer.treatment.selects()) {
+            return Err(
+                CompressError::Unknown { parameter: format!("number {layer} with a residual") }.into()
+            );
+        }
+        compressor.compress_layer(layer, gradient, Sending::Everything)?;
+        if compressor.layer_statistics(layer).bad_bins > 0 {
+            return Ok(false);
+        }
+        if let Some(Packet::Dense(values)) = compressor.packet(layer) {
+            output.copy_from_slice(values);
+        }
+        if let Some(owner) = self.owner(learner) {
+            let owned = &mut output[share(&layout, layer, learner, learners)];
+            owner.compress_layer(layer, vec![0.0; owned.len()].as_slice().into(), Sending::Everything)?;
+            if let Some(Packet::Dense(values)) = owner.packet(layer) {
+                owned.iter_mut().zip(values).for_each(|(sum, kept)| *sum += learners as f32 * kept);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Ends such a step: what has arrived everywhere leaves the residuals, otherwise it stays. All learners must do the same.
+    pub fn end_elsewhere(&mut self, arrived: bool) -> Result<(), ExchangeError> {
+        for learner in self.hosted() {
+            if let Some(compressor) = self.compressor(learner).filter(|compressor| compressor.is_open()) {
+                if arrived { compressor.commit()? } else { compressor.drop_step() }
+            }
+            if let Some(owner) = self.owner(learner).filter(|owner| owner.is_open()) {
+                if arrived { owner.commit()? } else { owner.drop_step() }
+            }
+        }
+        self.set_step(self.step() + 1);
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+"""Whether compression pays: whole steps are timed both ways at the start and now and then after, and the faster way runs.
+
+Nothing is predicted. A step is timed from the first bucket of one to the first bucket of the next, so everything that the user's
+loop does counts. All learners decide from the same numbers, those of the slowest, so all decide the same.
+"""
+
+from collections import deque
+from statistics import median
+
+# Steps at the start that count for nothing: PyTorch rebuilds its buckets after the first, and caches fill.
+WARM_UP = 3
+# The first step after a change counts for nothing either: it carries the residuals, or finds them empty.
+CHANGE = 1
+# Steps that are timed of each way.
+SAMPLE = 5
+# A trial of the other way ends early if it takes so many times as long.
+HOPELESS = 2.0
+# Compression must take less than this share of the dense time to be chosen, so that noise does not choose it.
+GAIN = 0.98
+# The share of all time that later trials may take, and the fewest steps between them.
+TRIALS = 0.01
+INTERVAL = 200
+
+
+class Auto:
+    """Says for each step whether to compress."""
+
+    def __init__(self, agree):
+        """`agree(numbers)` gives the largest of all learners for each of the numbers."""
+        self._agree = agree
+        self.reason = "trying both ways"
+        # What this step does, and what the steps do between trials; nothing before the first decision.
+        self._compress, self._chosen = True, None
+        self._skip = WARM_UP
+        self._times = {True: deque(maxlen=2 * SAMPLE + 1), False: deque(maxlen=2 * SAMPLE + 1)}
+        self._timed = 0
+        self._until_trial = 0
+        self._last = None
+
+    @property
+    def compressing(self):
+        """Whether the step that is going on compresses."""
+        return self._compress
+
+    def begin(self, now):
+        """A step begins; whether to compress in it."""
+        if self._last is not None:
+            self._note(now - self._last)
+        self._last = now
+        if self._chosen is None and self._compress:
+            if self._timed >= SAMPLE:
+                self._change()
+        elif self._compress != self._chosen:
+            if self._trial_is_over():
+                self._choose()
+        else:
+            self._until_trial -= 1
+            if self._until_trial <= 0 and self._timed >= SAMPLE:
+                self._change()
+        return self._compress
+
+    def _note(self, seconds):
+        if self._skip > 0:
+            self._skip -= 1
+        else:
+            self._times[self._compress].append(seconds)
+            self._timed += 1
+
+    def _change(self):
+        """The other way, from this step on."""
+        self._compress = not self._compress
+        self._times[self._compress].clear()
+        self._skip, self._timed = CHANGE, 0
+
+    def _medians(self):
+        """Of a compressed and of a dense step, on the slowest learner."""
+        return self._agree([median(self._times[True]), median(self._times[False])])
+
+    def _trial_is_over(self):
+        if self._timed < 2:
+            return False
+        if self._timed >= SAMPLE:
+            return True
+        compressed, dense = self._medians()
+        tried, other = (compressed, dense) if self._compress else (dense, compressed)
+        return tried > HOPELESS * other
+
+    def _choose(self):
+        compressed, dense = self._medians()
+        # What runs already need not be better, only not worse.
+        pays = compressed < dense * (1.0 if self._chosen else GAIN)
+        self.reason = (
+            f"a compressed step takes {1000 * compressed:.3g} ms and a dense one {1000 * dense:.3g} ms on the slowest learner"
+        )
+        chosen, other = (compressed, dense) if pays else (dense, compressed)
+        self._until_trial = max(INTERVAL, (CHANGE + SAMPLE) * other / (TRIALS * chosen))
+        self._chosen = pays
+        if self._compress != pays:
+            self._change()
+        else:
+            self._timed = 0

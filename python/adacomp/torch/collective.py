@@ -1,0 +1,115 @@
+"""Messages between learners over a PyTorch process group.
+
+Process groups move tensors of equal size, messages have any. So each message travels in a row with a header, of a capacity that
+all learners know: it follows from the longest message of the last time. Only if a message is longer is there a second round, for
+the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy
+import torch
+import torch.distributed as dist
+
+# The length of the message, and of the longest message of its sender.
+HEADER = 8
+
+
+@dataclass
+class _Round:
+    to_all: bool
+    position: int
+    capacity: int
+    messages: list
+    work: object
+    # Kept until the work is over, because it reads and writes them.
+    outgoing: torch.Tensor
+    incoming: torch.Tensor
+
+
+class Collective:
+    """Carries bytes; used by one thread at a time. Rounds are started and finished in the same order on all learners."""
+
+    def __init__(self, group, device, limit: timedelta):
+        self.group, self.device, self.limit = group, device, limit
+        self.learner, self.learners = dist.get_rank(group), dist.get_world_size(group)
+        # Bytes handed to the process group for other learners.
+        self.sent = 0
+        self._pending = deque()
+        # By position of the round in the step: what is long in one bucket is long there the next time, too.
+        self._capacities = {}
+        self._position = 0
+
+    def begin_step(self):
+        """The rounds that follow are counted from 0 again."""
+        self._position = 0
+
+    def start_to_all(self, message):
+        self._start([message], True)
+
+    def start_to_each(self, messages):
+        self._start(messages, False)
+
+    def to_all(self, message):
+        """A round of its own: all learners' messages."""
+        self.start_to_all(message)
+        return self.finish()
+
+    def finish(self):
+        """All learners' messages of the oldest round."""
+        oldest = self._pending.popleft()
+        rows = self._wait(oldest.work, oldest.incoming)
+        lengths, longest = rows[:, :HEADER].copy().view("<u4").T
+        longest = int(longest.max())
+        fronts = rows[:, HEADER:]
+        parts = [fronts]
+        if longest > oldest.capacity:
+            rest = numpy.zeros((len(oldest.messages), longest - oldest.capacity), numpy.uint8)
+            for row, message in zip(rest, oldest.messages):
+                end = message[oldest.capacity :]
+                row[: len(end)] = numpy.frombuffer(end, numpy.uint8)
+            work, _, incoming = self._move(rest, oldest.to_all)
+            parts.append(self._wait(work, incoming))
+        self._capacities[oldest.position] = _next_capacity(oldest.capacity, longest)
+        whole = numpy.concatenate(parts, axis=1) if len(parts) > 1 else fronts
+        return [row[:length].tobytes() for row, length in zip(whole, lengths)]
+
+    def _start(self, messages, to_all):
+        position, self._position = self._position, self._position + 1
+        capacity = self._capacities.get(position, 0)
+        longest = max(len(message) for message in messages)
+        if longest >= 2**32:
+            raise ValueError("a bucket's message of 4 GiB or more; use a smaller bucket_cap_mb")
+        rows = numpy.zeros((len(messages), HEADER + capacity), numpy.uint8)
+        for row, message in zip(rows, messages):
+            row[:HEADER].view("<u4")[:] = len(message), longest
+            front = message[:capacity]
+            row[HEADER : HEADER + len(front)] = numpy.frombuffer(front, numpy.uint8)
+        work, outgoing, incoming = self._move(rows, to_all)
+        self._pending.append(_Round(to_all, position, capacity, messages, work, outgoing, incoming))
+
+    def _move(self, rows, to_all):
+        """Starts to move rows: one to all learners, or one to each."""
+        width = rows.shape[1]
+        outgoing = torch.from_numpy(rows).reshape(-1).to(self.device)
+        incoming = torch.empty(self.learners * width, dtype=torch.uint8, device=self.device)
+        self.sent += (self.learners - 1) * width
+        move = dist.all_gather_into_tensor if to_all else dist.all_to_all_single
+        return move(incoming, outgoing, group=self.group, async_op=True), outgoing, incoming
+
+    def _wait(self, work, incoming):
+        try:
+            # A limit for each wait, whatever the group's own is.
+            done = work.wait(self.limit)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error} (a learner has died, hangs, or is slower than {self.limit})") from None
+        if done is False:
+            raise RuntimeError(f"no answer within {self.limit}: a learner has died, hangs, or is slower")
+        return incoming.cpu().numpy().reshape(self.learners, -1)
+
+
+def _next_capacity(capacity, longest):
+    """A little more than the longest message, and no sudden less: lengths go up and down from step to step."""
+    return max(longest + longest // 32, capacity - capacity // 32)

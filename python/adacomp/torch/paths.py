@@ -1,0 +1,132 @@
+"""From buckets to the native exchange and back: in place where the processor can reach them, otherwise by way of selections."""
+
+import numpy
+import torch
+
+from .select import DeviceResiduals
+
+
+def path_for(device, exchange, layout, soft_threshold, skip_unused, on_host=None):
+    """The path for buckets on this device. `on_host` has the other one taken: for tests on one machine."""
+    on_host = device.type == "cpu" if on_host is None else on_host
+    if on_host:
+        return HostPath(exchange, skip_unused)
+    return DevicePath(exchange, layout, device, soft_threshold, skip_unused)
+
+
+def host_array(tensor):
+    """A processor's tensor as an array, in place; bfloat16, which NumPy does not know, as uint16."""
+    tensor = tensor.detach()
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+class HostPath:
+    """The native kernel works on the buckets themselves."""
+
+    def __init__(self, exchange, skip_unused):
+        self._exchange, self._skip_unused = exchange, skip_unused
+        exchange.set_skip_unused(skip_unused)
+
+    def set_loss_scale(self, scale):
+        self._exchange.set_loss_scale(scale)
+
+    def give(self, buffer, layers):
+        self._exchange.give(host_array(buffer), layers)
+
+    def finish(self, buckets):
+        """None, or a learner whose gradient is not finite."""
+        return self._exchange.finish([(host_array(buffer), layers) for buffer, layers in buckets])
+
+    def abandon(self):
+        self._exchange.abandon()
+
+    def add_residuals(self, buffer, layers):
+        return self._exchange.add_residuals(host_array(buffer), layers, self._skip_unused)
+
+    def end_elsewhere(self, arrived):
+        self._exchange.end_elsewhere(arrived)
+
+    def lend(self):
+        """Has the native side hold all residuals, until they are taken back."""
+
+    def take(self):
+        """Takes them back."""
+
+
+class DevicePath:
+    """Gradients stay on their device. What is selected of them there goes to the native side, and the average comes back as the
+    few elements that it has."""
+
+    def __init__(self, exchange, layout, device, soft_threshold, skip_unused):
+        self._exchange, self._place, self._skip_unused = exchange, device, skip_unused
+        # For owners, who are native.
+        exchange.set_skip_unused(skip_unused)
+        self._elements, self._treatments = layout.elements, layout.treatments
+        self._device = DeviceResiduals(soft_threshold)
+        self._loss_scale = 1.0
+
+    def set_loss_scale(self, scale):
+        self._exchange.set_loss_scale(scale)
+        self._loss_scale = scale
+
+    def give(self, buffer, layers):
+        self._exchange.begin(layers)
+        for layer, part in zip(layers, self._split(buffer, layers)):
+            bin = self._treatments[layer]
+            if isinstance(bin, int):
+                gradient = part.float()
+                if self._loss_scale != 1.0:
+                    gradient = gradient * float(numpy.float32(1.0) / numpy.float32(self._loss_scale))
+                maxima, packed = self._device.select(layer, gradient, bin, self._skip_unused)
+                self._exchange.give_selection(layer, maxima.cpu().numpy(), packed.cpu().numpy())
+            else:
+                self._exchange.give_layer(layer, host_array(part.cpu()))
+
+    def finish(self, buckets):
+        # In the buckets' own format, so that an average that does not fit it is found.
+        hosts = [(torch.empty(buffer.shape, dtype=buffer.dtype), layers) for buffer, layers in buckets]
+        non_finite = self._exchange.finish([(host_array(host), layers) for host, layers in hosts])
+        if non_finite is not None:
+            self._device.take_back()
+            return non_finite
+        self._device.commit(self._exchange.scale)
+        for (buffer, layers), (host, _) in zip(buckets, hosts):
+            for layer, part, average in zip(layers, self._split(buffer, layers), self._split(host, layers)):
+                if isinstance(self._treatments[layer], int):
+                    index = average.nonzero().squeeze(1)
+                    part.zero_()
+                    part[index.to(part.device)] = average[index].to(part.device)
+                else:
+                    part.copy_(average)
+        return None
+
+    def abandon(self):
+        self._device.take_back()
+        self._exchange.abandon()
+
+    def add_residuals(self, buffer, layers):
+        host = buffer.cpu() if buffer.device.type != "cpu" else buffer.clone()
+        good, unused = self._exchange.add_residuals(host_array(host), layers, self._skip_unused)
+        buffer.copy_(host)
+        return good, unused
+
+    def end_elsewhere(self, arrived):
+        self._exchange.end_elsewhere(arrived)
+
+    def lend(self):
+        for layer, residual in self._device.residuals.items():
+            self._exchange.set_residual(layer, residual.cpu().numpy())
+
+    def take(self):
+        for layer, treatment in enumerate(self._treatments):
+            if not isinstance(treatment, int):
+                continue
+            native = torch.from_numpy(self._exchange.residual(layer))
+            if layer in self._device.residuals:
+                self._device.residuals[layer].copy_(native)
+            elif native.any():
+                self._device.residuals[layer] = native.to(self._place, copy=True)
+            self._exchange.set_residual(layer, numpy.zeros(native.numel(), numpy.float32))
+
+    def _split(self, buffer, layers):
+        return buffer.split([self._elements[layer] for layer in layers])

@@ -1,0 +1,89 @@
+"""What a hook keeps, to and from dicts of tensors."""
+
+import numpy
+import torch
+import torch.distributed as dist
+
+TEXT = "adacomp"
+RESIDUAL, OWNER = "residual.", "owner."
+
+
+def save(engine, consolidate):
+    engine.path.lend()
+    try:
+        residuals, owner, text = _consolidated(engine) if consolidate else engine.exchange.save()
+    finally:
+        engine.path.take()
+    saved = {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
+    for name, parameter in zip(engine.layout.names, engine.parameters):
+        if name in residuals:
+            saved[RESIDUAL + name] = _shaped(torch.from_numpy(residuals[name]).reshape(-1), parameter)
+    # Shares of parameters are flat.
+    saved.update({OWNER + name: torch.from_numpy(values) for name, values in owner.items()})
+    return saved
+
+
+def load(engine, states):
+    parameters = dict(zip(engine.layout.names, engine.parameters))
+    states = [_read(state, parameters) for state in states]
+    engine.exchange.load(states)
+    engine.path.take()
+
+
+def _read(state, parameters):
+    if TEXT not in state:
+        raise ValueError(f"not a state of an AdaComp hook: it has no {TEXT!r}")
+    residuals, owner = {}, {}
+    for key, values in state.items():
+        if key.startswith(RESIDUAL):
+            name = key.removeprefix(RESIDUAL)
+            parameter = parameters.get(name)
+            flat = values if parameter is None or parameter.shape != values.shape else _flat(values, parameter)
+            residuals[name] = flat.contiguous().numpy().reshape(tuple(values.shape))
+        elif key.startswith(OWNER):
+            owner[key.removeprefix(OWNER)] = values.contiguous().numpy()
+    return residuals, owner, bytes(state[TEXT].tolist()).decode()
+
+
+def _consolidated(engine):
+    """The average over learners of all that they keep, as the state of one learner alone."""
+    exchange, step = engine.exchange, engine.exchange.step
+    residuals = {}
+    for number, (name, way) in enumerate(zip(engine.layout.names, engine.layout.treatments)):
+        if way in ("dense", "half"):
+            continue
+        values = numpy.zeros(engine.layout.elements[number], numpy.float32)
+        exchange.add_residuals(values, [number], False)
+        total = torch.from_numpy(values).to(engine.collective.device)
+        dist.all_reduce(total, group=engine.own_group)
+        shape = tuple(engine.parameters[number].shape)
+        residuals[name] = (total / engine.learners).cpu().numpy().reshape(shape)
+    exchange.end_elsewhere(False)
+    return residuals, {}, f"residuals 1, learner 0 of 1, step {step}"
+
+
+def _shaped(flat, parameter):
+    """Values in the order in which a parameter is stored, with its shape."""
+    if _is_dense(parameter):
+        return flat.as_strided(parameter.shape, parameter.stride()).contiguous()
+    return flat.view(parameter.shape)
+
+
+def _flat(values, parameter):
+    """The reverse."""
+    if not _is_dense(parameter):
+        return values.contiguous()
+    stored = torch.empty_strided(parameter.shape, parameter.stride(), dtype=torch.float32)
+    stored.copy_(values)
+    return stored.as_strided((parameter.numel(),), (1,))
+
+
+def _is_dense(parameter):
+    """Whether its elements fill a piece of memory, each once, in whatever order: then so they do in buckets."""
+    by_stride = sorted(zip(parameter.stride(), parameter.shape))
+    expected = 1
+    for stride, size in by_stride:
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

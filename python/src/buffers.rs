@@ -1,0 +1,168 @@
+//! Python buffers as slices, in place and without the interpreter's lock: the only unsafe code of the package.
+
+#![allow(unsafe_code)]
+
+use crate::refused;
+use adacomp::Gradient;
+use adacomp::half::slice::HalfFloatSliceExt;
+use adacomp::half::{bf16, f16};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::prelude::*;
+use std::ops::Range;
+
+/// How numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    F32,
+    F16,
+    /// Python has no letter for it: it comes as 16-bit unsigned integers.
+    Bf16,
+}
+
+/// Numbers of some Python object: an array, a memory view, anything that has a buffer. The object cannot free or move them
+/// while this is alive.
+pub(crate) struct Floats {
+    buffer: PyUntypedBuffer,
+    format: Format,
+}
+
+impl Floats {
+    pub(crate) fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(object)?;
+        let format = match (buffer.format().to_bytes(), buffer.item_size()) {
+            (b"f" | b"<f" | b"=f" | b"@f", 4) => Format::F32,
+            (b"e" | b"<e" | b"=e" | b"@e", 2) => Format::F16,
+            (b"H" | b"<H" | b"=H" | b"@H", 2) => Format::Bf16,
+            (other, _) => {
+                return Err(refused(format!(
+                    "a buffer of format `{}`; expected float32, float16, or bfloat16 as uint16",
+                    String::from_utf8_lossy(other)
+                )));
+            }
+        };
+        check_plain(&buffer)?;
+        Ok(Self { buffer, format })
+    }
+
+    /// The same, for writing.
+    pub(crate) fn get_mut(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let floats = Self::get(object)?;
+        match floats.buffer.readonly() {
+            true => Err(refused("the buffer is read-only")),
+            false => Ok(floats),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.buffer.item_count()
+    }
+
+    /// A range as a gradient.
+    ///
+    /// # Panics
+    /// If it is out of bounds.
+    pub(crate) fn gradient(&self, range: Range<usize>) -> Gradient<'_> {
+        match self.format {
+            Format::F32 => self.slice::<f32>(range).into(),
+            Format::F16 => self.slice::<f16>(range).into(),
+            Format::Bf16 => self.slice::<bf16>(range).into(),
+        }
+    }
+
+    pub(crate) fn f32(&self) -> PyResult<&[f32]> {
+        match self.format {
+            Format::F32 => Ok(self.slice(0..self.len())),
+            _ => Err(refused("expected a buffer of float32")),
+        }
+    }
+
+    /// Has `write` write a range in f32: in place, or by way of `scratch`. Whether all of it fits the format of the buffer.
+    pub(crate) fn write(
+        &mut self,
+        range: Range<usize>,
+        scratch: &mut Vec<f32>,
+        write: impl FnOnce(&mut [f32]),
+    ) -> bool {
+        if self.format == Format::F32 {
+            write(self.slice_mut(range));
+            return true;
+        }
+        scratch.resize(range.len(), 0.0);
+        write(scratch);
+        match self.format {
+            Format::F32 => true,
+            Format::F16 => {
+                let values: &mut [f16] = self.slice_mut(range);
+                values.convert_from_f32_slice(scratch);
+                values.iter().all(|value| value.is_finite())
+            }
+            Format::Bf16 => {
+                let values: &mut [bf16] = self.slice_mut(range);
+                values.convert_from_f32_slice(scratch);
+                values.iter().all(|value| value.is_finite())
+            }
+        }
+    }
+
+    fn slice<T: Number>(&self, range: Range<usize>) -> &[T] {
+        assert_eq!(size_of::<T>(), self.buffer.item_size());
+        // SAFETY: the buffer is contiguous, aligned and of this item size (checked when it was taken), the numbers are valid for
+        // any bits, and its owner keeps it in place while `self.buffer` lives. That nobody writes to it meanwhile is what the
+        // Python side must see to, as with any buffer.
+        let all = unsafe { std::slice::from_raw_parts(self.start::<T>(), self.len()) };
+        &all[range]
+    }
+
+    fn slice_mut<T: Number>(&mut self, range: Range<usize>) -> &mut [T] {
+        assert_eq!(size_of::<T>(), self.buffer.item_size());
+        assert!(!self.buffer.readonly(), "a buffer for writing");
+        // SAFETY: as above; and the buffer may be written, by us alone because of `&mut self`.
+        let all = unsafe { std::slice::from_raw_parts_mut(self.start::<T>(), self.len()) };
+        &mut all[range]
+    }
+
+    fn start<T>(&self) -> *mut T {
+        // The address of an empty buffer may be anything.
+        if self.len() == 0 { std::ptr::dangling_mut() } else { self.buffer.buf_ptr().cast() }
+    }
+}
+
+/// Types of which any bits are a value.
+trait Number {}
+impl Number for f32 {}
+impl Number for f16 {}
+impl Number for bf16 {}
+
+/// That a buffer is contiguous and aligned.
+fn check_plain(buffer: &PyUntypedBuffer) -> PyResult<()> {
+    if !(buffer.is_c_contiguous() || buffer.is_fortran_contiguous()) {
+        return Err(refused("the buffer is not contiguous; make a contiguous copy"));
+    }
+    if buffer.item_count() > 0 && !(buffer.buf_ptr() as usize).is_multiple_of(buffer.item_size().max(1)) {
+        return Err(refused("the buffer is not aligned; make a copy"));
+    }
+    Ok(())
+}
+
+/// Bytes of a Python object, copied.
+pub(crate) fn bytes(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    let buffer = PyUntypedBuffer::get(object)?;
+    check_plain(&buffer)?;
+    if buffer.len_bytes() == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: the buffer is contiguous, has so many bytes, and lives until the end of this function.
+    let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+    Ok(bytes.to_vec())
+}
+
+/// Values as a NumPy array of their own.
+pub(crate) fn array<'py>(py: Python<'py>, bytes: &[u8], dtype: &str) -> PyResult<Bound<'py, PyAny>> {
+    let bytes = pyo3::types::PyByteArray::new(py, bytes);
+    py.import("numpy")?.call_method1("frombuffer", (bytes, dtype))
+}
+
+pub(crate) fn f32_array<'py>(py: Python<'py>, values: &[f32]) -> PyResult<Bound<'py, PyAny>> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+    array(py, &bytes, "float32")
+}

@@ -1,0 +1,32 @@
+//! The native half of the Python package `adacomp`: layouts, compressors, frames and the exchange, on any buffers.
+
+mod buffers;
+mod compressor;
+mod exchange;
+mod frame;
+mod layout;
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+pyo3::create_exception!(_native, Error, PyValueError, "What was given cannot be used; nothing was changed.");
+pyo3::create_exception!(
+    _native,
+    ExchangeError,
+    PyRuntimeError,
+    "Learners could not exchange their gradients."
+);
+
+/// Any error of the core as [`Error`].
+fn refused(error: impl std::fmt::Display) -> PyErr {
+    Error::new_err(error.to_string())
+}
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::{
+        Error, ExchangeError, compressor::Compressor, exchange::Exchange, frame::Frame, frame::average,
+        layout::Layout,
+    };
+}
