@@ -213,11 +213,6 @@ impl Exchange {
         }
     }
 
-    /// Gives up a step that will not be finished. All learners must do so at the same point.
-    fn abandon(&mut self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.exchange.abandon()).map_err(failed)
-    }
-
     /// Adds residuals to a bucket's gradients, for a dense step by other means. False if they are not finite. With `skip_unused`,
     /// parameters whose gradient is zero everywhere keep their residual; which, is in the second list.
     fn add_residuals(
@@ -265,6 +260,13 @@ impl Exchange {
     fn residual<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.check_layer(layer)?;
         self.compressor().residual(layer).map(|values| f32_array(py, values)).transpose()
+    }
+
+    /// What the learner keeps of a parameter, such that the mean over learners counts: an owner's values are of the average.
+    fn kept<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.check_layer(layer)?;
+        let learner = self.learner;
+        self.exchange.protocol().kept(learner, layer).map(|values| f32_array(py, &values)).transpose()
     }
 
     /// Replaces a parameter's residual.

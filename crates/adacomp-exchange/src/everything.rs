@@ -43,6 +43,18 @@ impl Protocol {
         Ok(true)
     }
 
+    /// What a learner keeps of a layer between steps, such that the mean over learners is what there is of the average: its
+    /// residual and, so many times as there are learners, what it keeps as an owner. Nothing for a layer that is sent whole.
+    pub fn kept(&mut self, learner: usize, layer: usize) -> Option<Vec<f32>> {
+        let mut kept = self.compressor(learner)?.residual(layer)?.to_vec();
+        let owned = share(self.layout(), layer, learner, self.learners());
+        let learners = self.learners() as f32;
+        if let Some(values) = self.owner(learner).and_then(|owner| owner.residual(layer)) {
+            kept[owned].iter_mut().zip(values).for_each(|(sum, value)| *sum += learners * value);
+        }
+        Some(kept)
+    }
+
     /// Ends such a step: what has arrived everywhere leaves the residuals, otherwise it stays. All learners must do the same.
     pub fn end_elsewhere(&mut self, arrived: bool) -> Result<(), ExchangeError> {
         for learner in self.hosted() {

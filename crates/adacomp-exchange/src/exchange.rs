@@ -218,18 +218,6 @@ impl<C: Collective> Exchange<C> {
         self.end(|protocol, verdicts| protocol.conclude_written(verdicts))
     }
 
-    /// Gives up a step that will not be finished, because the backward pass was broken off. All learners must do so at the same
-    /// point, or they will wait for each other. What was given stays in the residuals.
-    pub fn abandon(&mut self) -> Result<(), ExchangeError> {
-        self.check_whole()?;
-        while self.under_way.pop_front().is_some() {
-            self.wait()?;
-        }
-        self.started = 0;
-        self.protocol.drop_step();
-        Ok(())
-    }
-
     /// All rounds of all groups.
     fn finish_rounds(&mut self) -> Result<(), ExchangeError> {
         self.check_whole()?;

@@ -72,8 +72,7 @@ class Engine:
         """The first bucket of a step has come."""
         self._check()
         if self._open:
-            # The backward pass of the last one was broken off.
-            self._worker.call(self._abandon)
+            raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
         self._scaled = scaled
         compress = self.auto.begin(now) if self.auto else self.options["mode"] == "on"
         if compress or self.kept:
@@ -153,11 +152,6 @@ class Engine:
         futures, self._futures = self._futures, []
         for future, buffer in futures:
             future.set_result(buffer)
-
-    def _abandon(self):
-        step, self._open, self._futures = self._step, False, []
-        self.counts.abandoned += 1
-        step.abandon()
 
     def _fail(self, error):
         """Nothing more can be done; all that wait are told."""

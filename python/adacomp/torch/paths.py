@@ -37,9 +37,6 @@ class HostPath:
         """None, or a learner whose gradient is not finite."""
         return self._exchange.finish([(host_array(buffer), layers) for buffer, layers in buckets])
 
-    def abandon(self):
-        self._exchange.abandon()
-
     def add_residuals(self, buffer, layers):
         return self._exchange.add_residuals(host_array(buffer), layers, self._skip_unused)
 
@@ -99,10 +96,6 @@ class DevicePath:
                 else:
                     part.copy_(average)
         return None
-
-    def abandon(self):
-        self._device.take_back()
-        self._exchange.abandon()
 
     def add_residuals(self, buffer, layers):
         host = buffer.cpu() if buffer.device.type != "cpu" else buffer.clone()

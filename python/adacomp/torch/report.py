@@ -11,7 +11,6 @@ class Counts:
     everything: int = 0
     compressed: int = 0
     dropped: int = 0
-    abandoned: int = 0
     bytes_sent: int = 0
     dense_bytes: int = 0
     last: dict = field(default_factory=dict)
@@ -71,7 +70,6 @@ def stats(engine, layers):
             "compressed": counts.compressed,
             "dense": counts.plain + counts.everything,
             "dropped": counts.dropped,
-            "abandoned": counts.abandoned,
         },
         "bytes_sent": counts.bytes_sent,
         "rate": _rate(counts.dense_bytes, counts.bytes_sent),

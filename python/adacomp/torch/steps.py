@@ -29,9 +29,6 @@ class Compressed:
         _poison(buffer for buffer, _ in self._buckets)
         return False
 
-    def abandon(self):
-        self._path.abandon()
-
 
 class Everything:
     """Gradients travel whole, by the process group's own sum, and take along the residuals: the way from compressed to plain
@@ -57,17 +54,9 @@ class Everything:
             work.wait()
         # The same bits everywhere, so all learners find the same.
         arrived = all(bool(buffer.isfinite().all()) for _, buffer in self._works)
-        self._end(arrived)
-        return arrived
-
-    def abandon(self):
-        for work, _ in self._works:
-            work.wait()
-        self._end(False)
-
-    def _end(self, arrived):
         self._path.end_elsewhere(arrived)
         self._path.take()
+        return arrived
 
 
 def _poison(buffers):

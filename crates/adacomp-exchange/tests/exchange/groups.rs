@@ -54,9 +54,9 @@ fn groups_as_given_change_nothing() {
     }
 }
 
-/// An average that one learner cannot use, a step that is broken off, and one without some layers: residuals keep it all.
+/// An average that one learner cannot use, in steps without some layers: residuals keep it all.
 #[test]
-fn steps_that_are_not_finished_lose_nothing() {
+fn an_average_that_is_rejected_is_not_lost() {
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
         on_threads(|learner, collective| {
             let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
@@ -66,16 +66,12 @@ fn steps_that_are_not_finished_lose_nothing() {
                 kept.iter_mut().zip(&gradient).for_each(|(sum, value)| *sum += value);
                 exchange.begin_group(&[2]).unwrap();
                 exchange.give(learner, 2, gradient.as_slice().into()).unwrap();
-                if step % 2 == 0 {
-                    exchange.abandon().unwrap();
-                } else {
-                    let outcome = exchange.finish_with(|protocol| {
-                        if learner == 1 {
-                            protocol.reject_average();
-                        }
-                    });
-                    assert!(matches!(outcome.unwrap(), Outcome::NonFinite { .. }));
-                }
+                let outcome = exchange.finish_with(|protocol| {
+                    if learner == 1 {
+                        protocol.reject_average();
+                    }
+                });
+                assert!(matches!(outcome.unwrap(), Outcome::NonFinite { .. }));
                 let protocol = exchange.protocol();
                 assert_eq!(protocol.compressor(learner).unwrap().residual(2).unwrap(), kept, "{strategy:?}");
                 let owned = protocol.owner(learner).map(|owner| owner.residual(2).unwrap().to_vec());
@@ -145,9 +141,12 @@ fn everything_can_go_by_other_means() {
             assert!(whole.iter().all(|value| *value == 0.0));
             protocol.end_elsewhere(false).unwrap();
             let before = residuals(protocol, learner);
+            let kept = protocol.kept(learner, 2).unwrap();
+            assert!(protocol.kept(learner, 1).is_none());
             let zeros = vec![0.0; 2400];
             for arrived in [false, true] {
                 assert!(protocol.everything(learner, 2, zeros.as_slice().into(), &mut whole).unwrap());
+                assert_eq!(whole, kept);
                 protocol.end_elsewhere(arrived).unwrap();
                 assert_eq!(residuals(protocol, learner) == before, !arrived, "{strategy:?}");
             }

@@ -1,0 +1,106 @@
+"""The same weights as DDP when off, the same bits on all learners always, and nothing lost."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from training import assert_replicas, attach, everywhere, gradient, local_gradient, batch, make, residual_mean, train
+from torch.nn.functional import cross_entropy
+
+STRATEGIES = ["gather", "reduce", "sharded"]
+
+
+def off():
+    builtin = train(make(), 20)
+    model = make()
+    hook = attach(model, mode="off")
+    difference = (train(model, 20) - builtin).abs().max().item()
+    assert_replicas(model)
+    assert hook.stats()["steps"] == {"compressed": 0, "dense": 20, "dropped": 0}
+    return difference
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_off_is_plain_ddp(learners, count):
+    assert max(learners(count).run(off)) <= 1e-6
+
+
+def replicas(mode, strategy, codec):
+    model = make()
+    hook = attach(model, mode=mode, strategy=strategy, codec=codec)
+    train(model, 25)
+    assert_replicas(model)
+    stats = hook.stats()
+    assert stats["steps"]["compressed"] + stats["steps"]["dense"] == 25
+    return stats
+
+
+@pytest.mark.parametrize("mode", ["on", "auto"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("count", [2, 4])
+def test_replicas_are_the_same_bits(learners, count, strategy, mode):
+    for stats in learners(count).run(replicas, mode, strategy, "rice"):
+        assert mode == "auto" or stats["steps"]["compressed"] == 25
+        assert stats["rate"] > 3
+
+
+def test_the_codec_of_the_paper(learners):
+    rice, paper = (learners(2).run(replicas, "on", "gather", codec)[0] for codec in ("rice", "paper"))
+    assert rice["bytes_sent"] < paper["bytes_sent"]
+    assert rice["layers"]["fc1.weight"]["selected"] == paper["layers"]["fc1.weight"]["selected"]
+
+
+def conservation(strategy, on_host, dense_steps):
+    """The learning rate is 0: everything that was given, and where it is after 50 steps."""
+    import adacomp.torch
+
+    model = make()
+    hook = adacomp.torch.Hook(mode="on", strategy=strategy, time_limit=30)
+    hook._on_host = on_host
+    hook.bind(model)
+    model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
+    given = received = 0
+    for step in range(50):
+        # Going dense now and then, as in the automatic mode.
+        hook._engine.options["mode"] = "off" if step in dense_steps else "on"
+        images, labels = batch(step)
+        given = given + local_gradient(model, images, labels).double()
+        model.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        received = received + gradient(model).double()
+    mean = sum(everywhere(given)) / dist.get_world_size()
+    found = received + residual_mean(model, hook).double()
+    assert received.abs().max() > 0.1
+    return ((mean - found).abs().max() / mean.abs().max()).item()
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["native", "torch-operations"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_is_lost(learners, strategy, on_host):
+    for dense_steps in ((), (10, 11, 12, 30, 49)):
+        assert max(learners(4).run(conservation, strategy, on_host, dense_steps)) < 1e-5
+
+
+def paths(strategy):
+    """Weights and residuals with the native kernel and with torch operations."""
+    import adacomp.torch
+
+    results = []
+    for on_host in (True, False):
+        model = make()
+        hook = adacomp.torch.Hook(mode="on", strategy=strategy, time_limit=30)
+        hook._on_host = on_host
+        hook.bind(model)
+        model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
+        train(model, 15)
+        state = hook.state_dict()
+        results.append((train(model, 0), state))
+    (weights, state), (other_weights, other_state) = results
+    assert torch.equal(weights, other_weights)
+    assert state.keys() == other_state.keys()
+    for name in state:
+        assert torch.equal(state[name], other_state[name]), name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_torch_operations_give_the_same_bits(learners, strategy):
+    learners(2).run(paths, strategy)

@@ -1,0 +1,476 @@
+"""What training loops do beside forward, backward and step: one test for each."""
+
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from training import (
+    Net,
+    assert_replicas,
+    attach,
+    batch,
+    everywhere,
+    gradient,
+    local_gradient,
+    make,
+    residual_mean,
+    train,
+    weights,
+)
+
+
+def mean_over_learners(values):
+    return sum(everywhere(values.double())) / dist.get_world_size()
+
+
+def assert_conserved(model, hook, given, received, tolerance=1e-5):
+    """All that learners gave is what they got, or what they keep."""
+    mean = mean_over_learners(given)
+    found = received.double() + residual_mean(model, hook).double()
+    assert (mean - found).abs().max() < tolerance * mean.abs().max(), (mean - found).abs().max()
+
+
+def accumulation():
+    model = make()
+    hook = attach(model)
+    given = received = 0
+    for step in range(8):
+        model.zero_grad()
+        for part in range(3):
+            images, labels = batch(3 * step + part)
+            given = given + local_gradient(model, images, labels)
+            if part < 2:
+                with model.no_sync():
+                    cross_entropy(model(images), labels).backward()
+            else:
+                cross_entropy(model(images), labels).backward()
+        received = received + gradient(model)
+    assert hook.stats()["steps"]["compressed"] == 8
+    assert_conserved(model, hook, given, received)
+
+
+def test_gradient_accumulation(learners):
+    learners(2).run(accumulation)
+
+
+def clipping():
+    model = make()
+    attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for step in range(10):
+        images, labels = batch(step)
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert all(norm.item() == other.item() for other in everywhere(norm.reshape(1)))
+        optimizer.step()
+    assert_replicas(model)
+
+
+def test_clipping(learners):
+    learners(2).run(clipping)
+
+
+def half(dtype, strategy):
+    """A model whose weights and gradients are of 16 bits. Residuals are not."""
+    model = make(lambda: Net().to(dtype))
+    hook = attach(model, strategy=strategy)
+    given = received = 0
+    for step in range(20):
+        images, labels = batch(step)
+        images = images.to(dtype)
+        given = given + local_gradient(model, images, labels)
+        model.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        assert next(model.parameters()).grad.dtype is dtype
+        received = received + gradient(model)
+    # What each step delivers is rounded to the format.
+    assert_conserved(model, hook, given, received, 2e-3 if dtype is torch.float16 else 2e-2)
+    assert hook.state_dict()["residual.fc1.weight"].dtype is torch.float32
+    assert hook.stats()["steps"]["dropped"] == 0
+    train_half(model, dtype)
+    assert_replicas(model)
+
+
+def train_half(model, dtype):
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(5):
+        images, labels = batch(step)
+        optimizer.zero_grad()
+        cross_entropy(model(images.to(dtype)), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_sixteen_bits(learners, dtype, strategy):
+    learners(2).run(half, dtype, strategy)
+
+
+def mixed():
+    """Autocast in bfloat16: weights and gradients stay float32."""
+    model = make()
+    attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(5):
+        images, labels = batch(step)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+    assert_replicas(model)
+
+
+def test_autocast(learners):
+    learners(2).run(mixed)
+
+
+def scaler_overflow(strategy):
+    """An overflow on one learner: all skip the step and back off, and the residuals are what they were or finite."""
+    model = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+    hook = attach(model, scaler=scaler, strategy=strategy)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    scales, skipped = [], []
+    for step in range(14):
+        images, labels = batch(step)
+        if step == 6 and dist.get_rank() == 1:
+            images[0, 0, 0, 0] = float("inf")
+        before = weights(model)
+        optimizer.zero_grad()
+        scaler.scale(cross_entropy(model(images), labels)).backward()
+        if step == 6:
+            assert not torch.isfinite(gradient(model)).any()
+        scaler.step(optimizer)
+        scaler.update()
+        skipped.append(torch.equal(before, weights(model)))
+        scales.append(scaler.get_scale())
+        residuals = [values for name, values in hook.state_dict().items() if name != "adacomp"]
+        assert all(torch.isfinite(values).all() for values in residuals)
+    assert skipped == [step == 6 for step in range(14)]
+    assert hook.stats()["steps"]["dropped"] == 1
+    assert_replicas(model)
+    return scales
+
+
+@pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
+def test_an_overflow_is_skipped_by_all(learners, strategy):
+    first, second = learners(2).run(scaler_overflow, strategy)
+    assert first == second
+    # It has grown before and after, and been halved once.
+    assert first[5] == 2048.0 and first[6] == 1024.0 and first[-1] == 2048.0
+
+
+def changing_scale():
+    """A loss scale that changes from step to step changes nothing."""
+    states = []
+    for scales in ([1.0] * 6, [2.0**16, 2.0**3, 2.0**10, 2.0**12, 2.0**5, 1.0]):
+        model = make()
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.zeros(1))
+        hook = attach(model, scaler=scaler)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for step, scale in enumerate(scales):
+            scaler.update(scale)
+            images, labels = batch(step)
+            optimizer.zero_grad()
+            scaler.scale(cross_entropy(model(images), labels)).backward()
+            scaler.step(optimizer)
+        states.append((weights(model), hook.state_dict()["residual.fc1.weight"]))
+    (plain, plain_residual), (scaled, scaled_residual) = states
+    assert torch.allclose(plain, scaled, rtol=1e-5, atol=1e-7)
+    assert torch.allclose(plain_residual, scaled_residual, rtol=1e-3, atol=1e-7)
+
+
+def test_a_changed_loss_scale_distorts_nothing(learners):
+    learners(2).run(changing_scale)
+
+
+def overflow_of_the_average():
+    """Averages that fit float32 but not float16: all drop the step, and its gradient is kept."""
+    model = make(lambda: Net().to(torch.float16))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    hook = attach(model, scaler=scaler, conv="dense", names={"fc1.weight": 500})
+    for layer, (name, _) in enumerate(model.module.named_parameters()):
+        if name == "fc1.weight":
+            hook._engine.exchange.set_residual(layer, torch.full((512 * 120,), 0.5).numpy())
+    images, labels = batch(0)
+    (model(images.half()) * 1e-6).sum().backward()
+    assert not torch.isfinite(gradient(model)).any()
+    assert hook.stats()["steps"]["dropped"] == 1
+    assert hook.state_dict()["residual.fc1.weight"].mean() > 0.49
+
+
+def test_an_average_that_overflows_is_dropped(learners):
+    learners(2).run(overflow_of_the_average)
+
+
+def not_a_number():
+    """Without a scaler all learners get NaN, as with plain DDP, and are told once; the residuals stay clean."""
+    model = make()
+    hook = attach(model)
+    train(model, 3)
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("adacomp").addHandler(handler)
+    for _ in range(2):
+        images, labels = batch(9)
+        if dist.get_rank() == 0:
+            images[:] = float("nan")
+        model.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        assert torch.isnan(gradient(model)).all()
+    logging.getLogger("adacomp").removeHandler(handler)
+    assert len(records) == 1 and "scaler=scaler" in records[0].getMessage()
+    train(model, 3)
+    assert_replicas(model)
+    assert torch.isfinite(weights(model)).all()
+
+
+def test_a_nan_poisons_nothing(learners):
+    learners(2).run(not_a_number)
+
+
+class Frozen(Net):
+    def __init__(self):
+        super().__init__()
+        self.fc1.weight.requires_grad_(False)
+
+
+def frozen():
+    model = make(Frozen)
+    hook = attach(model)
+    before = model.module.fc1.weight.clone()
+    train(model, 5)
+    assert_replicas(model)
+    assert torch.equal(before, model.module.fc1.weight)
+    assert "residual.fc1.weight" not in hook.state_dict()
+    assert "fc1.weight" not in hook.stats()["layers"]
+
+
+def test_frozen_parameters(learners):
+    learners(2).run(frozen)
+
+
+class Branches(nn.Module):
+    """Of two branches a step uses one, or another on every learner; of the third none is used, ever."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(64, 50), nn.Linear(64, 50)
+        self.never = nn.Linear(64, 50)
+        self.head = nn.Linear(50, 10)
+
+    def forward(self, images, use_left):
+        return self.head((self.left if use_left else self.right)(images.flatten(1)).relu())
+
+
+def unused(strategy, dense_from, as_view):
+    model = make(Branches, find_unused_parameters=True, bucket_cap_mb=0.01, gradient_as_bucket_view=as_view)
+    hook = attach(model, strategy=strategy)
+    given = received = 0
+    for step in range(24):
+        hook._engine.options["mode"] = "off" if step >= dense_from else "on"
+        # Both on one side, both on the other, or one on each.
+        use_left = [True, False, dist.get_rank() == 0][step % 3]
+        images, labels = batch(step)
+        alone = Branches()
+        alone.load_state_dict(model.module.state_dict())
+        cross_entropy(alone(images, use_left), labels).backward()
+        flat = [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in alone.parameters()]
+        given = given + torch.cat(flat)
+        model.zero_grad()
+        cross_entropy(model(images, use_left), labels).backward()
+        assert model.module.never.weight.grad is None or not model.module.never.weight.grad.any()
+        flat = [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in model.parameters()]
+        received = received + torch.cat(flat)
+    assert_conserved(model, hook, given, received)
+    kept = hook.state_dict(consolidate=True)
+    assert not kept["residual.never.weight"].any()
+    if dense_from < 24:
+        # The steps after gave both branches occasion to send what they had kept.
+        assert not kept["residual.left.weight"].any() and not kept["residual.right.weight"].any()
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
+def test_unused_parameters(learners, strategy, as_view):
+    for dense_from in (24, 13):
+        learners(2).run(unused, strategy, dense_from, as_view)
+
+
+def with_options(options):
+    """The same bits whatever DDP does with its buckets."""
+    results = []
+    for ddp in ({"bucket_cap_mb": 100}, options):
+        model = make(**ddp)
+        hook = attach(model)
+        train(model, 12)
+        assert_replicas(model)
+        results.append((weights(model), hook.state_dict()))
+    (one, state), (other, other_state) = results
+    assert torch.equal(one, other)
+    assert all(torch.equal(state[name], other_state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"static_graph": True}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}, {"find_unused_parameters": True}],
+    ids=str,
+)
+def test_ddp_options(learners, options):
+    learners(2).run(with_options, options)
+
+
+class Backwards(Net):
+    """Registers its parameters in another order than it uses them, so that PyTorch's rebuilt buckets differ a lot."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.fc1 = self._modules.pop("conv1"), self._modules.pop("fc1")
+        self._modules = dict(reversed(self._modules.items()))
+
+
+def reordering():
+    model = make(Backwards, bucket_cap_mb=0.005)
+    hook = attach(model)
+    seen = set()
+    layers = hook._engine._layers
+
+    def spy(bucket):
+        seen.add((bucket.index(), tuple(layers(bucket))))
+        return layers(bucket)
+
+    hook._engine._layers = spy
+    given = received = 0
+    for step in range(10):
+        images, labels = batch(step)
+        given = given + local_gradient(model, images, labels)
+        model.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        received = received + gradient(model)
+    assert_conserved(model, hook, given, received)
+    return len(seen), max(index for index, _ in seen) + 1
+
+
+def test_buckets_are_rebuilt_and_nothing_is_lost(learners):
+    for kinds, buckets in learners(2).run(reordering):
+        assert kinds > buckets > 2, "the buckets were not rebuilt, so this shows nothing"
+
+
+class Tied(nn.Module):
+    """One matrix in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(10, 120), nn.Linear(120, 10, bias=False)
+        self.inner = nn.Linear(64, 120)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, images):
+        return self.out(self.inner(images.flatten(1)) + self.embedding.weight.sum(0))
+
+
+def tied():
+    model = make(Tied)
+    hook = attach(model)
+    train(model, 5)
+    assert_replicas(model)
+    assert "residual.embedding.weight" in hook.state_dict() and "residual.out.weight" not in hook.state_dict()
+
+
+def test_tied_parameters(learners):
+    learners(2).run(tied)
+
+
+def channels_last():
+    """Kernels that are stored in another order keep their residual in their own shape."""
+    model = make(lambda: Net().to(memory_format=torch.channels_last))
+    hook = attach(model)
+    given = received = 0
+    for step in range(6):
+        images, labels = batch(step)
+        given = given + local_gradient(model, images, labels)
+        model.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        received = received + gradient(model)
+    assert_conserved(model, hook, given, received)
+    before = hook.state_dict()
+    hook.load_state_dict(before)
+    assert all(torch.equal(values, hook.state_dict()[name]) for name, values in before.items())
+
+
+def test_channels_last(learners):
+    learners(2).run(channels_last)
+
+
+def uneven():
+    """Learners with fewer batches: DDP's join goes on with the others."""
+    model = make()
+    attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with model.join():
+        for step in range(3 + 2 * dist.get_rank()):
+            images, labels = batch(step)
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    return True
+
+
+def test_uneven_inputs(learners):
+    assert all(learners(2).run(uneven))
+
+
+def two_models():
+    first, second = make(seed=1), make(seed=2)
+    hooks = attach(first), attach(second, strategy="reduce")
+    for step in range(5):
+        images, labels = batch(step)
+        (cross_entropy(first(images), labels) + cross_entropy(second(images), labels)).backward()
+    assert_replicas(first)
+    return [hook.stats()["steps"]["compressed"] for hook in hooks]
+
+
+def test_two_models_in_one_process(learners):
+    assert learners(2).run(two_models) == [[5, 5], [5, 5]]
+
+
+def some_learners(members):
+    """A model that only some learners train, over a group of their own."""
+    group = dist.new_group(members)
+    if dist.get_rank() in members:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Net(), process_group=group)
+        hook = attach(model)
+        train(model, 4)
+        return hook.stats()["learners"], hook.stats()["steps"]["compressed"]
+    return None
+
+
+def test_a_group_of_some_learners(learners):
+    assert learners(4).run(some_learners, [1, 3]) == [None, (2, 4), None, (2, 4)]
+
+
+def classic():
+    """As Lightning does it: the state is made without a model, and registered by somebody else."""
+    import adacomp.torch
+
+    model = make()
+    hook = adacomp.torch.Hook(mode="on", names={"fc1.weight": 100})
+    assert "not yet attached" in repr(hook)
+    model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
+    train(model, 4)
+    assert_replicas(model)
+    stats = hook.stats()
+    return stats["steps"]["compressed"], stats["layers"]["fc1.weight"]["treatment"]
+
+
+def test_the_classic_pair(learners):
+    assert learners(2).run(classic) == [(4, 100)] * 2

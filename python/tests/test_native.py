@@ -1,0 +1,234 @@
+"""The package without PyTorch: any buffers, and the same frames as in Rust."""
+
+import array
+import ast
+import inspect
+from pathlib import Path
+
+import adacomp
+import numpy
+import pytest
+
+GOLDEN = Path(__file__).parents[2] / "crates/adacomp/tests/golden"
+PARAMETERS = [("conv.weight", (16, 8, 3, 3), None), ("fc.weight", (40, 60), None), ("fc.bias", (40,), None)]
+
+
+class Random:
+    """The generator of the Rust tests."""
+
+    def __init__(self, seed):
+        self.state = seed
+
+    def value(self):
+        mask = 2**64 - 1
+        self.state ^= self.state << 13 & mask
+        self.state ^= self.state >> 7
+        self.state ^= self.state << 17 & mask
+        number = self.state * 0x2545F4914F6CDD1D & mask
+        unit = numpy.float32(number >> 40) / numpy.float32(8_388_608.0) - numpy.float32(1.0)
+        return unit * unit * unit
+
+    def gradients(self, layout):
+        return {
+            name: numpy.array([self.value() for _ in range(elements)], numpy.float32)
+            for name, elements in zip(layout.names, layout.elements)
+        }
+
+
+SCHEMES = {
+    "adacomp": {},
+    "local-selection": {"soft_threshold": 1.0},
+    "top-k": {"conv": "top-k 1.0", "matrix": "top-k 1.0"},
+    "half": {"conv": "half", "matrix": "half", "vector": "half", "minimum": 0},
+    "dense": {"conv": "dense", "matrix": "dense", "vector": "dense", "minimum": 0},
+}
+
+
+@pytest.mark.parametrize("codec", ["rice", "paper"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_frames_are_those_of_the_rust_crate(scheme, codec):
+    layout = adacomp.Layout(PARAMETERS, **SCHEMES[scheme])
+    compressor, random = adacomp.Compressor(layout), Random(51)
+    for step in range(3):
+        compressor.compress(random.gradients(layout))
+        frame = adacomp.encode(compressor, 7, step, codec)
+        compressor.commit()
+    assert frame == (GOLDEN / f"{scheme}.{codec}.frame").read_bytes()
+    decoded = adacomp.decode(frame, layout)
+    assert (decoded.learner, decoded.step, decoded.is_finite) == (7, 2, True)
+    packets = decoded.packets()
+    output = {name: numpy.ones(elements, "f") for name, elements in zip(layout.names, layout.elements)}
+    adacomp.add_to(decoded, output)
+    for name, (indices, values) in packets.items():
+        expected = numpy.ones(output[name].size, "f")
+        expected[indices] += values
+        assert numpy.array_equal(output[name], expected)
+
+
+def test_a_frame_of_gradients_that_are_not_finite():
+    layout = adacomp.Layout(PARAMETERS)
+    compressor = adacomp.Compressor(layout)
+    gradients = Random(52).gradients(layout)
+    gradients["conv.weight"][5] = numpy.inf
+    compressor.compress(gradients)
+    assert not compressor.is_finite
+    frame = compressor.encode(7, 2)
+    assert frame == (GOLDEN / "non-finite.frame").read_bytes()
+    assert not adacomp.decode(frame, layout).is_finite
+    with pytest.raises(adacomp.Error, match="not finite"):
+        compressor.commit()
+    as_learner_1 = compressor.encode(1, 2)
+    compressor.drop_step()
+    output = {name: numpy.zeros(elements, "f") for name, elements in zip(layout.names, layout.elements)}
+    other = adacomp.Compressor(layout)
+    other.compress(Random(3).gradients(layout))
+    assert adacomp.average(layout, 2, [other.encode(0, 2), as_learner_1], output) == 1
+    assert not any(values.any() for values in output.values())
+    with pytest.raises(adacomp.Error, match="learner 7"):
+        adacomp.average(layout, 2, [other.encode(0, 2), frame], output)
+
+
+def test_the_average_of_frames():
+    layout = adacomp.Layout(PARAMETERS)
+    compressors = [adacomp.Compressor(layout) for _ in range(3)]
+    for learner, compressor in enumerate(compressors):
+        compressor.compress(Random(learner + 1).gradients(layout))
+    frames = [compressor.encode(learner, 5) for learner, compressor in enumerate(compressors)]
+    average = {name: numpy.full(elements, 9.0, "f") for name, elements in zip(layout.names, layout.elements)}
+    assert adacomp.average(layout, 5, frames, average) is None
+    total = {name: numpy.zeros(elements, "f") for name, elements in zip(layout.names, layout.elements)}
+    for frame in frames:
+        adacomp.decode(frame, layout).add_to(total)
+    for name in layout.names:
+        assert numpy.array_equal(average[name], total[name] * numpy.float32(1 / 3))
+
+
+def test_any_buffer_will_do():
+    layout = adacomp.Layout([("w", (50, 40), None)])
+    values = numpy.random.default_rng(1).standard_normal(2000).astype("f")
+    frames = set()
+    for buffer in (values, values.reshape(50, 40), memoryview(values), array.array("f", values), values.reshape(40, 50).T):
+        compressor = adacomp.Compressor(layout)
+        compressor.compress({"w": buffer})
+        frames.add(compressor.encode())
+    assert len(frames) == 1
+    halves = adacomp.Compressor(layout)
+    halves.compress({"w": values.astype(numpy.float16)})
+    singles = adacomp.Compressor(layout)
+    singles.compress({"w": values.astype(numpy.float16).astype("f")})
+    assert halves.encode() == singles.encode()
+    # bfloat16 is the upper half of a float32.
+    bits = values.view(numpy.uint32) >> 16
+    upper = adacomp.Compressor(layout)
+    upper.compress({"w": bits.astype(numpy.uint16)})
+    rounded = adacomp.Compressor(layout)
+    rounded.compress({"w": (bits << 16).view("f")})
+    assert upper.encode() == rounded.encode()
+
+
+@pytest.mark.parametrize(
+    "buffer, told",
+    [
+        (numpy.zeros(1999, "f"), "1999"),
+        (numpy.zeros(2000, "d"), "float32"),
+        (numpy.zeros(4000, "f")[::2], "contiguous"),
+        (numpy.frombuffer(b"x" * 8001, numpy.uint8)[1:].view("f"), "aligned"),
+        ([0.0] * 2000, "bytes-like"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(buffer, told):
+    compressor = adacomp.Compressor(adacomp.Layout([("w", (50, 40), None)]))
+    with pytest.raises((adacomp.Error, TypeError), match=told):
+        compressor.compress({"w": buffer})
+    assert not compressor.residual("w").any()
+
+
+def test_errors_say_what_to_do():
+    layout = adacomp.Layout([("w", (50, 40), None)])
+    compressor = adacomp.Compressor(layout)
+    for call, told in [
+        (lambda: adacomp.Layout([("w", (5,), "tensor")]), "expected conv, matrix or vector"),
+        (lambda: adacomp.Layout([("w", (5,), None)], conv="sparse"), "number of elements of a bin"),
+        (lambda: adacomp.Layout([("w", (50, 40), None)], names=[("w", 0)]), "bin"),
+        (lambda: adacomp.Layout([("w", (5,), None), ("w", (6,), None)]), "w"),
+        (lambda: compressor.encode(codec="zip"), "expected rice or paper"),
+        (lambda: compressor.encode(), "no step"),
+        (lambda: compressor.residual("x"), "no parameter `x`"),
+        (lambda: compressor.set_loss_scale(0.0), "loss scale"),
+        (lambda: adacomp.decode(b"nonsense", layout), "frame"),
+        (lambda: adacomp.average(layout, 0, [], {"w": numpy.zeros(2000, "f")}), "frame"),
+        (lambda: adacomp.average(layout, 0, [], {}), "no output for parameter `w`"),
+    ]:
+        with pytest.raises(adacomp.Error, match=told):
+            call()
+    read_only = numpy.zeros(2000, "f")
+    read_only.flags.writeable = False
+    compressor.compress({"w": numpy.ones(2000, "f")})
+    frame = adacomp.decode(compressor.encode(), layout)
+    with pytest.raises(adacomp.Error, match="read-only"):
+        frame.add_to({"w": read_only})
+
+
+def test_any_bytes_give_a_frame_or_an_error():
+    layout = adacomp.Layout(PARAMETERS)
+    compressor = adacomp.Compressor(layout)
+    compressor.compress(Random(4).gradients(layout))
+    good = bytearray(compressor.encode())
+    generator = numpy.random.default_rng(5)
+    refused = 0
+    for _ in range(2000):
+        bad = bytearray(good)
+        bad[generator.integers(len(bad))] ^= 1 << generator.integers(8)
+        try:
+            adacomp.decode(bad, layout)
+        except adacomp.Error:
+            refused += 1
+    assert refused == 2000
+
+
+def test_state_goes_on_with_another_number_of_learners():
+    layout = adacomp.Layout(PARAMETERS)
+    compressors = [adacomp.Compressor(layout) for _ in range(2)]
+    for learner, compressor in enumerate(compressors):
+        compressor.compress(Random(learner + 1).gradients(layout))
+        compressor.commit()
+    states = [compressor.save(learner, 2, 9) for learner, compressor in enumerate(compressors)]
+    same = adacomp.Compressor(layout)
+    assert same.load([states[1]], 1, 2) == 9
+    assert numpy.array_equal(same.residual("fc.weight"), compressors[1].residual("fc.weight"))
+    other = adacomp.Compressor(layout)
+    other.load(states, 2, 3)
+    mean = (compressors[0].residual("fc.weight").astype("d") + compressors[1].residual("fc.weight")) / 2
+    assert numpy.allclose(other.residual("fc.weight"), mean, atol=1e-7)
+    assert other.residual("fc.bias") is None
+    with pytest.raises(adacomp.Error):
+        other.load([states[1]], 0, 3)
+
+
+def test_the_example_of_the_module_runs():
+    example = adacomp.__doc__.split("::\n", 1)[1]
+    exec(inspect.cleandoc(example), {})
+
+
+def test_stubs_are_true():
+    tree = ast.parse((Path(adacomp.__file__).parent / "_native.pyi").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and hasattr(adacomp, node.name):
+            real = getattr(adacomp, node.name)
+            stubbed = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            public = {name for name in vars(real) if not name.startswith("_")}
+            assert {name for name in stubbed if not name.startswith("_")} == public, node.name
+            for item in node.body:
+                signature = getattr(getattr(real, getattr(item, "name", ""), None), "__text_signature__", None)
+                if isinstance(item, ast.FunctionDef) and signature and item.name != "__init__":
+                    names = [argument.arg for argument in item.args.args]
+                    assert names == [part.strip("$ ").split("=")[0] for part in signature.strip("()").split(", ") if part != "/"]
+    native = {name for name in dir(adacomp._native) if not name.startswith("_")}
+    stubbed = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    assert native == stubbed - {"Collective"}
+
+
+def test_everything_public_is_documented():
+    for name in adacomp.__all__:
+        item = getattr(adacomp, name)
+        assert inspect.getdoc(item), name

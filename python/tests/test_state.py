@@ -1,0 +1,144 @@
+"""Nothing is lost at resume."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from training import assert_replicas, attach, batch, everywhere, make, residual_mean, train, weights
+
+STRATEGIES = ["gather", "reduce", "sharded"]
+
+
+def run_and_save(folder, strategy, steps, form):
+    """Trains and saves everything; the weights after, and after as many steps more."""
+    model = make()
+    hook = attach(model, strategy=strategy)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    train(model, steps, optimizer)
+    state = hook.state_dict()
+    own = f"{folder}/hook-{dist.get_rank()}.{form}"
+    if form == "safetensors":
+        from safetensors.torch import save_file
+
+        save_file(state, own)
+    else:
+        torch.save(state, own)
+    consolidated = hook.state_dict(consolidate=True)
+    if dist.get_rank() == 0:
+        torch.save([model.module.state_dict(), optimizer.state_dict(), consolidated], f"{folder}/model.pt")
+    # Saving has changed nothing.
+    assert all(torch.equal(values, hook.state_dict()[name]) for name, values in state.items())
+    saved = weights(model)
+    mean = residual_mean(model, hook)
+    return saved, train(model, steps, optimizer, start=steps), mean
+
+
+def load(path, form):
+    if form == "safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path)
+
+
+def resume(folder, strategy, steps, form, states, lazily=False):
+    """Goes on from what was saved; `states` are the numbers of learners' files, or none for the consolidated one."""
+    import adacomp.torch
+
+    model = make(seed=99)
+    module, optimizer_state, consolidated = torch.load(f"{folder}/model.pt")
+    model.module.load_state_dict(module)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    optimizer.load_state_dict(optimizer_state)
+    if lazily:
+        hook = adacomp.torch.Hook(mode="on", strategy=strategy)
+        model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
+    else:
+        hook = attach(model, strategy=strategy)
+    if states is None:
+        hook.load_state_dict(consolidated)
+    elif states == "own":
+        hook.load_state_dict(load(f"{folder}/hook-{dist.get_rank()}.{form}", form))
+    else:
+        hook.load_state_dict([load(f"{folder}/hook-{number}.{form}", form) for number in states])
+    mean = None if lazily else residual_mean(model, hook)
+    result = train(model, steps, optimizer, start=steps)
+    assert_replicas(model)
+    return result, mean
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_resuming_gives_the_same_bits(learners, tmp_path, strategy, form):
+    reference = learners(2).run(run_and_save, str(tmp_path), strategy, 7, form)
+    for lazily in (False, True):
+        for (_, expected, _), (actual, _) in zip(
+            reference, learners(2).run(resume, str(tmp_path), strategy, 7, form, "own", lazily)
+        ):
+            assert torch.equal(expected, actual)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_another_number_of_learners_conserves_the_total(learners, tmp_path, strategy):
+    (_, _, mean), _ = learners(2).run(run_and_save, str(tmp_path), strategy, 7, "pt")
+    for states in ([0, 1], None):
+        for _, other in learners(4).run(resume, str(tmp_path), strategy, 3, "pt", states):
+            assert torch.allclose(mean, other, rtol=1e-5, atol=1e-8), (mean - other).abs().max()
+    # And from one strategy to another.
+    for _, other in learners(2).run(resume, str(tmp_path), "gather", 3, "pt", [0, 1]):
+        assert torch.allclose(mean, other, rtol=1e-5, atol=1e-8)
+
+
+def bad_states():
+    model = make()
+    hook = attach(model)
+    train(model, 3)
+    state = hook.state_dict()
+    without = {name: values for name, values in state.items() if name != "residual.fc1.weight"}
+    reshaped = {**state, "residual.fc1.weight": torch.zeros(5, 5)}
+    broken = {**state, "residual.fc1.weight": torch.full((120, 512), torch.nan)}
+    told = []
+    for bad in ({}, without, reshaped, broken):
+        try:
+            hook.load_state_dict(bad)
+            told.append("taken")
+        except ValueError as error:
+            told.append(str(error))
+    # Nothing was changed by what was refused.
+    assert all(torch.equal(values, hook.state_dict()[name]) for name, values in state.items())
+    train(model, 2)
+    assert_replicas(model)
+    return told
+
+
+def test_a_state_that_does_not_fit_is_refused(learners):
+    empty, missing, reshaped, broken = learners(2).run(bad_states)[0]
+    assert "not a state of an AdaComp hook" in empty
+    assert "fc1.weight" in missing and "fc1.weight" in reshaped and "fc1.weight" in broken
+
+
+def dense_after_resume(strategy):
+    """A state that is loaded into a hook that is off: the first step takes it along."""
+    model = make()
+    hook = attach(model, strategy=strategy)
+    train(model, 5)
+    kept = residual_mean(model, hook)
+    state = hook.state_dict()
+    other = make()
+    off = attach(other, strategy=strategy, mode="off")
+    off.load_state_dict(state)
+    images, labels = batch(50)
+    cross_entropy(other(images), labels).backward()
+    flat = torch.cat([parameter.grad.flatten() for parameter in other.parameters()])
+    plain = make()
+    cross_entropy(plain(images), labels).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()])
+    assert torch.allclose(flat - expected, kept, atol=1e-6)
+    assert kept.abs().max() > 1e-3
+    assert not residual_mean(other, off).any()
+    assert all(torch.equal(one, flat) for one in everywhere(flat))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_going_dense_takes_residuals_along(learners, strategy):
+    learners(2).run(dense_after_resume, strategy)

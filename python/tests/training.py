@@ -1,0 +1,93 @@
+"""A small model, its data, and loops over it: what learners' processes run."""
+
+import copy
+
+import adacomp.torch
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Net(nn.Module):
+    """Convolutions, matrices and vectors in more than one bucket of 0.1 MB."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3)
+        self.norm = nn.GroupNorm(4, 16)
+        self.conv2 = nn.Conv2d(16, 32, 3)
+        self.fc1 = nn.Linear(32 * 4 * 4, 120)
+        self.fc2 = nn.Linear(120, 10)
+
+    def forward(self, x):
+        x = self.norm(self.conv1(x)).relu()
+        x = self.conv2(x).relu().flatten(1)
+        return self.fc2(self.fc1(x).relu())
+
+
+def make(module=Net, seed=0, **ddp):
+    torch.manual_seed(seed)
+    ddp.setdefault("bucket_cap_mb", 0.1)
+    return DistributedDataParallel(module(), **ddp)
+
+
+def batch(step, size=6, learner=None):
+    """The same for the same learner and step."""
+    learner = dist.get_rank() if learner is None else learner
+    generator = torch.Generator().manual_seed(1000 * step + learner)
+    return torch.randn(size, 1, 8, 8, generator=generator), torch.randint(0, 10, (size,), generator=generator)
+
+
+def train(model, steps, optimizer=None, start=0):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for step in range(start, start + steps):
+        images, labels = batch(step)
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def weights(model):
+    return torch.cat([parameter.detach().float().flatten() for parameter in model.parameters()]).clone()
+
+
+def gradient(model):
+    return torch.cat([parameter.grad.detach().float().flatten() for parameter in model.parameters()]).clone()
+
+
+def everywhere(tensor):
+    """All learners' tensors, in all."""
+    result = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(result, tensor.contiguous())
+    return result
+
+
+def assert_replicas(model):
+    for other in everywhere(weights(model)):
+        assert torch.equal(other, weights(model))
+
+
+def attach(model, **options):
+    options.setdefault("mode", "on")
+    options.setdefault("time_limit", 30)
+    return adacomp.torch.attach(model, **options)
+
+
+def local_gradient(model, images, labels):
+    """This learner's own gradient, by a copy of the model without DDP."""
+    alone = copy.deepcopy(model.module)
+    alone.zero_grad()
+    cross_entropy(alone(images), labels).backward()
+    return gradient(alone)
+
+
+def residual_mean(model, hook):
+    """The mean over learners of what they keep, flat like the model's weights. All learners must ask."""
+    state = hook.state_dict(consolidate=True)
+    parts = []
+    for name, parameter in model.module.named_parameters():
+        parts.append(state.get("residual." + name, torch.zeros_like(parameter)).detach().flatten())
+    return torch.cat(parts)
