@@ -11,7 +11,6 @@ import json
 import os
 from pathlib import Path
 
-import adacomp.torch
 import torch
 import torch.distributed as dist
 from data import folder_of, mnist
@@ -19,24 +18,22 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+import adacomp.torch
+
 
 def model():
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 12 * 12, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
+        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 5 * 5, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=["auto", "on", "off", "builtin"], default="auto", help="`builtin` is DDP without a hook")
+    parser.add_argument(
+        "--mode", choices=["auto", "on", "off", "builtin"], default="auto", help="`builtin` is DDP without a hook"
+    )
     parser.add_argument("--strategy", choices=["gather", "reduce", "sharded"], default="gather")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=100, help="samples of a step, over all learners")

@@ -10,7 +10,6 @@ import argparse
 import os
 from pathlib import Path
 
-import adacomp.torch
 import lightning
 import torch
 from data import cifar10, folder_of
@@ -18,6 +17,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
+
+import adacomp.torch
 
 
 class Classifier(lightning.LightningModule):

@@ -3,12 +3,13 @@
 import sys
 import zlib
 
-import adacomp.torch
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+import adacomp.torch
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

@@ -5,9 +5,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from training import assert_replicas, attach, make, train
+
 from adacomp.torch import auto
 from adacomp.torch.auto import Auto
-from training import assert_replicas, attach, make, train
 
 
 class World:

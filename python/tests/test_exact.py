@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from training import assert_replicas, attach, everywhere, gradient, local_gradient, batch, make, residual_mean, train
 from torch.nn.functional import cross_entropy
+from training import assert_replicas, attach, batch, everywhere, gradient, local_gradient, make, residual_mean, train
 
 STRATEGIES = ["gather", "reduce", "sharded"]
 

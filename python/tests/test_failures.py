@@ -34,7 +34,9 @@ def until_killed(folder, strategy, victim, kill_at):
     try:
         for step in range(1000):
             train(model, 1, optimizer, start=step)
-            torch.save([model.module.state_dict(), optimizer.state_dict(), hook.state_dict(), step + 1], f"{folder}/{learner}.tmp")
+            torch.save(
+                [model.module.state_dict(), optimizer.state_dict(), hook.state_dict(), step + 1], f"{folder}/{learner}.tmp"
+            )
             os.rename(f"{folder}/{learner}.tmp", f"{folder}/{learner}-{step + 1}.pt")
     except RuntimeError as error:
         # Once broken, it says so at once.
@@ -72,9 +74,7 @@ def test_a_killed_learner_ends_the_others_and_resume_goes_on(learners, own_learn
     steps = {step for _, step in told}
     assert len(steps) == 1 and steps.pop() > 3
     # All have saved the same last step, or one more than the one that was killed.
-    last = min(
-        max(int(path.stem.split("-")[1]) for path in tmp_path.glob(f"{learner}-*.pt")) for learner in range(4)
-    )
+    last = min(max(int(path.stem.split("-")[1]) for path in tmp_path.glob(f"{learner}-*.pt")) for learner in range(4))
     resumed = learners(4).run(resume_at, str(tmp_path), strategy, last, last + 5)
     undisturbed = learners(4).run(resume_at, str(tmp_path), strategy, 0, last + 5)
     for one, other in zip(resumed, undisturbed):

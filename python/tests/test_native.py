@@ -5,9 +5,10 @@ import ast
 import inspect
 from pathlib import Path
 
-import adacomp
 import numpy
 import pytest
+
+import adacomp
 
 GOLDEN = Path(__file__).parents[2] / "crates/adacomp/tests/golden"
 PARAMETERS = [("conv.weight", (16, 8, 3, 3), None), ("fc.weight", (40, 60), None), ("fc.bias", (40,), None)]

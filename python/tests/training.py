@@ -2,12 +2,13 @@
 
 import copy
 
-import adacomp.torch
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+import adacomp.torch
 
 
 class Net(nn.Module):

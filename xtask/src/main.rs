@@ -2,6 +2,7 @@
 
 mod avx512;
 mod fuzz;
+mod python;
 mod shell;
 mod test;
 
@@ -12,6 +13,7 @@ cargo xtask COMMAND
 
   test                    everything that must hold: the one test command
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
+  python                  the Python package alone: style, wheel, tests
   avx512                  the kernel tests on an emulated processor with AVX-512";
 
 fn main() -> ExitCode {
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
             Ok(runs) => fuzz::run(target, runs),
             Err(_) => Err(format!("`{runs}` is not a number of runs\n\n{HELP}")),
         },
+        ["python"] => python::test(),
         ["avx512"] => avx512::emulated(),
         ["help" | "--help" | "-h"] => {
             println!("{HELP}");

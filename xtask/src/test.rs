@@ -1,7 +1,7 @@
 //! Everything that must hold, one step after the other; the first that fails ends it.
 
 use crate::shell::{Result, cargo, command, install, output, root, run};
-use crate::{avx512, fuzz};
+use crate::{avx512, fuzz, python};
 use std::time::Instant;
 
 /// All crates with the same features in all steps, because others would have everything built again.
@@ -10,13 +10,14 @@ const WORKSPACE: [&str; 4] =
 
 type Step = (&'static str, fn() -> Result);
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     ("format", format),
     ("lints", lints),
     ("tests", tests),
     ("first command", first_command),
     ("browser", browser),
     ("MPI", mpi),
+    ("Python", python::test),
     ("documentation", documentation),
     ("memory checks", memory_checks),
     ("AVX-512", avx512_kernel),

@@ -46,14 +46,10 @@ class Engine:
         by_host = backend in ("gloo", "mpi")
         self.collective = Collective(self.own_group, torch.device("cpu") if by_host else self.device, limit)
         self._check_agreement(options["mode"])
-        self.exchange = Exchange(
-            self.layout, options["strategy"], options["codec"], self.collective, options["threads"]
-        )
+        self.exchange = Exchange(self.layout, options["strategy"], options["codec"], self.collective, options["threads"])
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         unused_may_be = ddp.find_unused_parameters or ddp.static_graph
-        self.path = path_for(
-            self.device, self.exchange, self.layout, options["soft_threshold"], unused_may_be, on_host
-        )
+        self.path = path_for(self.device, self.exchange, self.layout, options["soft_threshold"], unused_may_be, on_host)
         self.learners = self.collective.learners
         self.auto = Auto(self._largest) if options["mode"] == "auto" and self.learners > 1 else None
         self.counts = report.Counts()
@@ -78,9 +74,7 @@ class Engine:
         if compress or self.kept:
             # The worker has nothing to do now, so this can be done here.
             self.path.set_loss_scale(loss_scale)
-            self._step = (
-                Compressed(self.path, self.collective) if compress else Everything(self.path, self.own_group)
-            )
+            self._step = Compressed(self.path, self.collective) if compress else Everything(self.path, self.own_group)
             self._open, self._futures = True, []
             self._sent_before = self.collective.sent
         else:

@@ -8,9 +8,7 @@ def parameters(ddp):
     """Name and parameter of all that DDP exchanges, in its order: no frozen ones, shared ones once."""
     ignored = set(ddp.parameters_to_ignore)
     return [
-        (name, parameter)
-        for name, parameter in ddp.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
+        (name, parameter) for name, parameter in ddp.module.named_parameters() if parameter.requires_grad and name not in ignored
     ]
 
 

@@ -15,8 +15,11 @@ class DeviceResiduals:
         self._pending = {}
 
     def select(self, layer, gradient, bin, skip_unused):
-        """Adds a gradient, flat and float32, and selects. Bin maxima, with NaN for bins that are not finite, and for each selected
-        element twice its index, plus one if it is negative: both on the device."""
+        """Adds a gradient, flat and float32, and selects.
+
+        Bin maxima, with NaN for bins that are not finite, and for each selected element twice its index, plus one if it is
+        negative: both on the device.
+        """
         residual = self.residuals.get(layer)
         if residual is None:
             residual = self.residuals[layer] = torch.zeros_like(gradient)
