@@ -62,6 +62,7 @@ def main():
 
     optimizer = torch.optim.SGD(ddp.parameters(), options.lr, momentum=0.9)
     first = load(options.save, ddp, optimizer, hook) if options.save else 0
+    error = test_error(ddp.module, test_images, test_labels) if first >= options.epochs else None
     for epoch in range(first, options.epochs):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * options.seed + epoch))
         for batch in order[: len(order) // options.batch * options.batch].split(options.batch):

@@ -41,7 +41,8 @@ class Classifier(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint):
         # All learners are here, so one copy of what all keep can be made.
-        checkpoint["adacomp"] = self.hook.state_dict(consolidate=True)
+        if self.hook:
+            checkpoint["adacomp"] = self.hook.state_dict(consolidate=True)
 
     def on_load_checkpoint(self, checkpoint):
         self.saved = checkpoint.get("adacomp")

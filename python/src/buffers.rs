@@ -156,6 +156,17 @@ pub(crate) fn bytes(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(bytes.to_vec())
 }
 
+/// 32-bit integers of a Python object, copied.
+pub(crate) fn words(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    match PyUntypedBuffer::get(object)?.format().to_bytes() {
+        [.., b'i' | b'I' | b'l' | b'L'] => {}
+        _ => return Err(refused("expected a buffer of int32")),
+    }
+    let bytes = bytes(object)?;
+    let (words, []) = bytes.as_chunks() else { return Err(refused("expected a buffer of int32")) };
+    Ok(words.iter().map(|bytes| u32::from_ne_bytes(*bytes)).collect())
+}
+
 /// Values as a NumPy array of their own.
 pub(crate) fn array<'py>(py: Python<'py>, bytes: &[u8], dtype: &str) -> PyResult<Bound<'py, PyAny>> {
     let bytes = pyo3::types::PyByteArray::new(py, bytes);

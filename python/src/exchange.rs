@@ -1,6 +1,6 @@
 //! One learner's exchange, over a collective that Python provides.
 
-use crate::buffers::{Floats, array, bytes, f32_array};
+use crate::buffers::{Floats, array, bytes, f32_array, words};
 use crate::compressor::{layer_statistics, read_codec};
 use crate::layout::Layout;
 use crate::{ExchangeError, refused};
@@ -172,9 +172,9 @@ impl Exchange {
         selected: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let maxima = Floats::get(maxima)?;
-        let (maxima, selected) = (maxima.f32()?, bytes(selected)?);
-        let words = selected.as_chunks().0.iter().map(|bytes| u32::from_ne_bytes(*bytes));
-        let selected: Vec<Selected> = words.map(|word| Selected::new(word >> 1, word & 1 == 1)).collect();
+        let (maxima, selected) = (maxima.f32()?, words(selected)?);
+        let element = |word: u32| Selected::new(word >> 1, word & 1 == 1);
+        let selected: Vec<Selected> = selected.into_iter().map(element).collect();
         py.detach(|| self.exchange.give_selection(self.learner, layer, maxima, &selected)).map_err(failed)
     }
 
@@ -214,27 +214,27 @@ impl Exchange {
     }
 
     /// Adds residuals to a bucket's gradients, for a dense step by other means. False if they are not finite. With `skip_unused`,
-    /// parameters whose gradient is zero everywhere keep their residual; which, is in the second list.
+    /// parameters whose gradient is zero everywhere keep what they have; whether there is any, is the second.
     fn add_residuals(
         &mut self,
         py: Python<'_>,
         bucket: &Bound<'_, PyAny>,
         layers: Vec<usize>,
         skip_unused: bool,
-    ) -> PyResult<(bool, Vec<usize>)> {
+    ) -> PyResult<(bool, bool)> {
         let mut bucket = Floats::get_mut(bucket)?;
         let parts = self.parts(&layers, bucket.len())?;
         let (learner, loss_scale) = (self.learner, self.loss_scale);
         let (protocol, scratch) = (self.exchange.protocol(), &mut self.scratch);
         py.detach(|| {
-            let (mut good, mut unused, mut whole) = (true, Vec::new(), Vec::new());
+            let (mut good, mut keeps, mut whole) = (true, false, Vec::new());
             for (layer, part) in parts {
                 if !protocol.layout()[layer].treatment.selects() {
                     continue;
                 }
                 let gradient = bucket.gradient(part.clone());
                 if skip_unused && gradient.is_zero() {
-                    unused.push(layer);
+                    keeps |= protocol.keeps(learner, layer);
                     continue;
                 }
                 whole.resize(part.len(), 0.0);
@@ -246,7 +246,7 @@ impl Exchange {
                     good = false;
                 }
             }
-            Ok((good, unused))
+            Ok((good, keeps))
         })
         .map_err(failed)
     }

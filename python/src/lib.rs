@@ -9,9 +9,9 @@ mod layout;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-pyo3::create_exception!(_native, Error, PyValueError, "What was given cannot be used; nothing was changed.");
+pyo3::create_exception!(adacomp, Error, PyValueError, "What was given cannot be used; nothing was changed.");
 pyo3::create_exception!(
-    _native,
+    adacomp,
     ExchangeError,
     PyRuntimeError,
     "Learners could not exchange their gradients."

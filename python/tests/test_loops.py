@@ -1,6 +1,9 @@
 """What training loops do beside forward, backward and step: one test for each."""
 
+import copy
 import logging
+import pickle
+import weakref
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from training import (
     Net,
+    assert_conserved,
     assert_replicas,
     attach,
     batch,
@@ -17,21 +21,14 @@ from training import (
     gradient,
     local_gradient,
     make,
-    residual_mean,
     train,
     weights,
 )
 
+import adacomp.torch
 
-def mean_over_learners(values):
-    return sum(everywhere(values.double())) / dist.get_world_size()
-
-
-def assert_conserved(model, hook, given, received, tolerance=1e-5):
-    """All that learners gave is what they got, or what they keep."""
-    mean = mean_over_learners(given)
-    found = received.double() + residual_mean(model, hook).double()
-    assert (mean - found).abs().max() < tolerance * mean.abs().max(), (mean - found).abs().max()
+PATHS = pytest.mark.parametrize("on_host", [True, False], ids=["native", "torch-operations"])
+STRATEGIES = pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
 
 
 def accumulation():
@@ -75,12 +72,13 @@ def test_clipping(learners):
     learners(2).run(clipping)
 
 
-def half(dtype, strategy):
-    """A model whose weights and gradients are of 16 bits. Residuals are not."""
+def half(dtype, strategy, on_host):
+    """A model whose weights and gradients are of 16 bits. Residuals are not. Some steps are dense."""
     model = make(lambda: Net().to(dtype))
-    hook = attach(model, strategy=strategy)
+    hook = attach(model, on_host, strategy=strategy)
     given = received = 0
     for step in range(20):
+        hook._engine.options["mode"] = "off" if step in (8, 9) else "on"
         images, labels = batch(step)
         images = images.to(dtype)
         given = given + local_gradient(model, images, labels)
@@ -105,10 +103,11 @@ def train_half(model, dtype):
         optimizer.step()
 
 
-@pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
+@PATHS
+@STRATEGIES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_sixteen_bits(learners, dtype, strategy):
-    learners(2).run(half, dtype, strategy)
+def test_sixteen_bits(learners, dtype, strategy, on_host):
+    learners(2).run(half, dtype, strategy, on_host)
 
 
 def mixed():
@@ -130,11 +129,11 @@ def test_autocast(learners):
     learners(2).run(mixed)
 
 
-def scaler_overflow(strategy):
+def scaler_overflow(strategy, on_host):
     """An overflow on one learner: all skip the step and back off, and the residuals are what they were or finite."""
     model = make()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
-    hook = attach(model, scaler=scaler, strategy=strategy)
+    hook = attach(model, on_host, scaler=scaler, strategy=strategy)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     scales, skipped = [], []
     for step in range(14):
@@ -158,24 +157,26 @@ def scaler_overflow(strategy):
     return scales
 
 
-@pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
-def test_an_overflow_is_skipped_by_all(learners, strategy):
-    first, second = learners(2).run(scaler_overflow, strategy)
+@PATHS
+@STRATEGIES
+def test_an_overflow_is_skipped_by_all(learners, strategy, on_host):
+    first, second = learners(2).run(scaler_overflow, strategy, on_host)
     assert first == second
     # It has grown before and after, and been halved once.
     assert first[5] == 2048.0 and first[6] == 1024.0 and first[-1] == 2048.0
 
 
-def changing_scale():
-    """A loss scale that changes from step to step changes nothing."""
+def changing_scale(on_host):
+    """A loss scale that changes from step to step changes nothing, and going dense in between neither."""
     states = []
     for scales in ([1.0] * 6, [2.0**16, 2.0**3, 2.0**10, 2.0**12, 2.0**5, 1.0]):
         model = make()
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.zeros(1))
-        hook = attach(model, scaler=scaler)
+        hook = attach(model, on_host, scaler=scaler)
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         for step, scale in enumerate(scales):
+            hook._engine.options["mode"] = "off" if step == 3 else "on"
             scaler.update(scale)
             images, labels = batch(step)
             optimizer.zero_grad()
@@ -187,8 +188,9 @@ def changing_scale():
     assert torch.allclose(plain_residual, scaled_residual, rtol=1e-3, atol=1e-7)
 
 
-def test_a_changed_loss_scale_distorts_nothing(learners):
-    learners(2).run(changing_scale)
+@PATHS
+def test_a_changed_loss_scale_distorts_nothing(learners, on_host):
+    learners(2).run(changing_scale, on_host)
 
 
 def overflow_of_the_average():
@@ -242,6 +244,51 @@ def test_a_nan_poisons_nothing(learners):
     learners(2).run(not_a_number)
 
 
+def dropped(strategy, on_host, dtype, kind):
+    """One learner's gradient is not finite in one layer: nobody gets anything, and nothing is lost but what was not finite and
+    what is sent whole."""
+    model = make(lambda: Net().to(dtype))
+    hook = attach(model, on_host, strategy=strategy)
+    given = received = 0
+    for step in range(8):
+        hook._engine.options["mode"] = "off" if step == 4 and kind == "everything" else "on"
+        images, labels = batch(step)
+        images = images.to(dtype)
+        bad = step == 4 and dist.get_rank() == 1
+        if bad:
+            # In the last layer, so that all others are finite.
+            handle = model.module.fc2.weight.register_hook(lambda gradient: gradient * torch.inf)
+        model.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        if bad:
+            handle.remove()
+        if step == 4:
+            assert torch.isnan(gradient(model)).all()
+        else:
+            received = received + gradient(model)
+        given = given + local_gradient(model, images, labels) * kept_in(model, step == 4, bad)
+    assert hook.stats()["steps"]["dropped"] == 1
+    assert_conserved(model, hook, given, received, 1e-5 if dtype is torch.float32 else 2e-3)
+
+
+def kept_in(model, is_dropped, bad):
+    """1 for the elements whose gradient a learner keeps of a step, 0 for others."""
+    parts = []
+    for name, parameter in model.module.named_parameters():
+        compressed = parameter.dim() > 1 and parameter.numel() >= 1024
+        lost = is_dropped and (not compressed or (bad and name == "fc2.weight"))
+        parts.append(torch.full((parameter.numel(),), 0.0 if lost else 1.0))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("kind", ["compressed", "everything"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@PATHS
+@STRATEGIES
+def test_a_dropped_step_is_delayed_and_not_lost(learners, strategy, on_host, dtype, kind):
+    learners(2).run(dropped, strategy, on_host, dtype, kind)
+
+
 class Frozen(Net):
     def __init__(self):
         super().__init__()
@@ -276,9 +323,14 @@ class Branches(nn.Module):
         return self.head((self.left if use_left else self.right)(images.flatten(1)).relu())
 
 
-def unused(strategy, dense_from, as_view):
+def flat_or_zero(module):
+    """The gradient, zero where there is none."""
+    return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in module.parameters()])
+
+
+def unused(strategy, dense_from, as_view, on_host):
     model = make(Branches, find_unused_parameters=True, bucket_cap_mb=0.01, gradient_as_bucket_view=as_view)
-    hook = attach(model, strategy=strategy)
+    hook = attach(model, on_host, strategy=strategy)
     given = received = 0
     for step in range(24):
         hook._engine.options["mode"] = "off" if step >= dense_from else "on"
@@ -288,26 +340,65 @@ def unused(strategy, dense_from, as_view):
         alone = Branches()
         alone.load_state_dict(model.module.state_dict())
         cross_entropy(alone(images, use_left), labels).backward()
-        flat = [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in alone.parameters()]
-        given = given + torch.cat(flat)
+        given = given + flat_or_zero(alone)
         model.zero_grad()
         cross_entropy(model(images, use_left), labels).backward()
         assert model.module.never.weight.grad is None or not model.module.never.weight.grad.any()
-        flat = [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in model.parameters()]
-        received = received + torch.cat(flat)
+        received = received + flat_or_zero(model)
     assert_conserved(model, hook, given, received)
     kept = hook.state_dict(consolidate=True)
     assert not kept["residual.never.weight"].any()
     if dense_from < 24:
         # The steps after gave both branches occasion to send what they had kept.
         assert not kept["residual.left.weight"].any() and not kept["residual.right.weight"].any()
+        # And then there is nothing more to take along, though one branch is never used.
+        assert hook._engine.counts.plain > 5
 
 
-@pytest.mark.parametrize("as_view", [False, True])
-@pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
-def test_unused_parameters(learners, strategy, as_view):
+@pytest.mark.parametrize("as_view, on_host", [(False, True), (True, True), (False, False)])
+@STRATEGIES
+def test_unused_parameters(learners, strategy, as_view, on_host):
     for dense_from in (24, 13):
-        learners(2).run(unused, strategy, dense_from, as_view)
+        learners(2).run(unused, strategy, dense_from, as_view, on_host)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 50), nn.Linear(64, 50)
+
+    def forward(self, images, both):
+        x = images.flatten(1)
+        return self.one(x) + self.other(x) if both else self.one(x)
+
+
+def used_by_one():
+    """In the step in which learners go dense, one uses all and the other does not: they must go on together."""
+    model = make(TwoHeads, find_unused_parameters=True, bucket_cap_mb=0.01)
+    hook = attach(model)
+    given = received = 0
+    kinds = []
+    for step in range(10):
+        hook._engine.options["mode"] = "off" if step >= 5 else "on"
+        both = step != 5 or dist.get_rank() == 0
+        images, labels = batch(step)
+        alone = TwoHeads()
+        alone.load_state_dict(model.module.state_dict())
+        cross_entropy(alone(images, both), labels).backward()
+        given = given + torch.cat(
+            [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in alone.parameters()]
+        )
+        model.zero_grad()
+        cross_entropy(model(images, both), labels).backward()
+        received = received + gradient(model)
+        kinds.append(hook._engine.keeps)
+    assert_conserved(model, hook, given, received)
+    return kinds, hook._engine.counts.plain
+
+
+def test_learners_go_dense_together(learners):
+    results = learners(2).run(used_by_one)
+    assert results == [([True] * 6 + [False] * 4, 3)] * 2
 
 
 def with_options(options):
@@ -418,7 +509,7 @@ def test_channels_last(learners):
 def uneven():
     """Learners with fewer batches: DDP's join goes on with the others."""
     model = make()
-    attach(model)
+    hook = attach(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with model.join():
         for step in range(3 + 2 * dist.get_rank()):
@@ -426,20 +517,27 @@ def uneven():
             optimizer.zero_grad()
             cross_entropy(model(images), labels).backward()
             optimizer.step()
-    return True
+    return hook.stats()["steps"]["compressed"], weights(model)
 
 
 def test_uneven_inputs(learners):
-    assert all(learners(2).run(uneven))
+    (short, _), (long, _) = learners(2).run(uneven)
+    assert short == long == 5
 
 
 def two_models():
     first, second = make(seed=1), make(seed=2)
     hooks = attach(first), attach(second, strategy="reduce")
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.05)
+    before = weights(first)
     for step in range(5):
         images, labels = batch(step)
+        optimizer.zero_grad()
         (cross_entropy(first(images), labels) + cross_entropy(second(images), labels)).backward()
+        optimizer.step()
+    assert not torch.equal(before, weights(first))
     assert_replicas(first)
+    assert_replicas(second)
     return [hook.stats()["steps"]["compressed"] for hook in hooks]
 
 
@@ -465,8 +563,12 @@ def test_a_group_of_some_learners(learners):
 
 def classic():
     """As Lightning does it: the state is made without a model, and registered by somebody else."""
-    import adacomp.torch
 
+    class Nothing:
+        pass
+
+    # A dead reference somewhere in the program must not matter.
+    dead = weakref.proxy(Nothing())
     model = make()
     hook = adacomp.torch.Hook(mode="on", names={"fc1.weight": 100})
     assert "not yet attached" in repr(hook)
@@ -474,7 +576,65 @@ def classic():
     train(model, 4)
     assert_replicas(model)
     stats = hook.stats()
+    del dead
     return stats["steps"]["compressed"], stats["layers"]["fc1.weight"]["treatment"]
+
+
+def ignored():
+    """Parameters that DDP was told to leave alone, of the outermost module and of others."""
+    told = []
+    for module, names in ((nn.Linear(64, 10), [".bias"]), (nn.Linear(64, 10), ["bias"]), (Net(), ["fc1.bias"])):
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+        model = DistributedDataParallel(module)
+        hook = attach(model)
+        images, labels = batch(0)
+        outputs = model(images.flatten(1) if isinstance(module, nn.Linear) else images)
+        cross_entropy(outputs, labels).backward()
+        told.append(list(hook.stats()["layers"]))
+    return told
+
+
+def test_ignored_parameters(learners):
+    # DDP itself knows the outermost module's parameters only with a dot.
+    for dotted, plain, inner in learners(2).run(ignored):
+        assert dotted == ["weight"] and plain == ["weight", "bias"]
+        assert "fc1.bias" not in inner and "fc2.bias" in inner
+
+
+def copies():
+    """A copy of the model is one without a hook, as without compression."""
+    model = make()
+    hook = attach(model)
+    train(model, 2)
+    other = copy.deepcopy(model)
+    assert torch.equal(weights(other), weights(model))
+    assert "not yet attached" in repr(copy.deepcopy(hook)) and "not yet attached" in repr(pickle.loads(pickle.dumps(hook)))
+    train(model, 2)
+    assert_replicas(model)
+
+
+def test_models_can_be_copied(learners):
+    learners(2).run(copies)
+
+
+def closed():
+    model = make()
+    hook = attach(model)
+    train(model, 2)
+    hook.close()
+    for call in (hook.stats, hook.state_dict, lambda: train(model, 1)):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+    again = make()
+    attach(again)
+    with pytest.raises(RuntimeError):
+        adacomp.torch.attach(again)
+    train(again, 2)
+    assert_replicas(again)
+
+
+def test_a_closed_hook_says_so(learners):
+    learners(2).run(closed)
 
 
 def test_the_classic_pair(learners):

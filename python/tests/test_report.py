@@ -3,7 +3,7 @@
 import logging
 
 import torch.distributed as dist
-from training import attach, make, train
+from training import assert_replicas, attach, make, train
 
 
 def told(strategy, folder):
@@ -64,3 +64,49 @@ def test_tensorboard(learners, tmp_path):
     events.Reload()
     assert {"adacomp/rate", "adacomp/bytes_sent", "adacomp/compressing"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("adacomp/rate")] == [5, 10]
+
+
+class Broken:
+    def add_scalar(self, *_):
+        raise ValueError("I/O operation on closed file")
+
+
+def broken_writer():
+    model = make()
+    hook = attach(model)
+    hook.log_to(Broken(), every=1)
+    train(model, 3)
+    assert_replicas(model)
+    return hook.stats()["steps"]["compressed"]
+
+
+def test_a_writer_that_fails_does_not_end_training(learners):
+    assert learners(2).run(broken_writer) == [3, 3]
+
+
+def dense_logs():
+    model = make()
+    hook = attach(model, mode="off")
+    writer, scalars = Broken(), []
+    writer.add_scalar = lambda *scalar: scalars.append(scalar)
+    hook.log_to(writer, every=2)
+    train(model, 6)
+    return [step for name, _, step in scalars if name == "adacomp/compressing"]
+
+
+def test_dense_steps_are_logged_too(learners):
+    assert learners(2).run(dense_logs) == [[2, 4, 6]] * 2
+
+
+def layers_after_dense():
+    model = make()
+    hook = attach(model)
+    train(model, 3)
+    before = hook.stats()["layers"]
+    hook._engine.options["mode"] = "off"
+    train(model, 2)
+    return before == hook.stats()["layers"]
+
+
+def test_layers_are_those_of_the_last_compressed_step(learners):
+    assert all(learners(2).run(layers_after_dense))

@@ -66,15 +66,31 @@ def everywhere(tensor):
     return result
 
 
+def mean_over_learners(values):
+    return sum(everywhere(values.double())) / dist.get_world_size()
+
+
+def assert_conserved(model, hook, given, received, tolerance=1e-5):
+    """All that learners gave is what they got, or what they keep."""
+    mean = mean_over_learners(given)
+    found = received.double() + residual_mean(model, hook).double()
+    assert (mean - found).abs().max() < tolerance * mean.abs().max(), (mean - found).abs().max()
+
+
 def assert_replicas(model):
     for other in everywhere(weights(model)):
         assert torch.equal(other, weights(model))
 
 
-def attach(model, **options):
+def attach(model, on_host=None, **options):
+    """`on_host=False` has the path for other devices taken."""
     options.setdefault("mode", "on")
     options.setdefault("time_limit", 30)
-    return adacomp.torch.attach(model, **options)
+    hook = adacomp.torch.Hook(**options)
+    hook._on_host = on_host
+    hook.bind(model)
+    model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
+    return hook
 
 
 def local_gradient(model, images, labels):

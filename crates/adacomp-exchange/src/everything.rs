@@ -43,6 +43,14 @@ impl Protocol {
         Ok(true)
     }
 
+    /// Whether a learner keeps anything of a layer, as a learner or as an owner.
+    pub fn keeps(&mut self, learner: usize, layer: usize) -> bool {
+        let some = |values: &[f32]| values.iter().any(|value| *value != 0.0);
+        let own =
+            self.compressor(learner).and_then(|compressor| compressor.residual(layer)).is_some_and(some);
+        own || self.owner(learner).and_then(|owner| owner.residual(layer)).is_some_and(some)
+    }
+
     /// What a learner keeps of a layer between steps, such that the mean over learners is what there is of the average: its
     /// residual and, so many times as there are learners, what it keeps as an owner. Nothing for a layer that is sent whole.
     pub fn kept(&mut self, learner: usize, layer: usize) -> Option<Vec<f32>> {

@@ -121,7 +121,7 @@ impl<C: Collective> Exchange<C> {
     /// As it does.
     pub fn begin_group(&mut self, layers: &[usize]) -> Result<usize, ExchangeError> {
         self.check_whole()?;
-        Ok(self.protocol.begin_group(layers))
+        Ok(self.protocol.begin_group(layers)?)
     }
 
     /// Gives one layer's gradient of a learner that is hosted here. Once all learners that are hosted here have given a

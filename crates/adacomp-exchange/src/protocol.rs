@@ -142,15 +142,20 @@ impl Protocol {
     /// all learners. For drivers that are given layers by groups, which may change from step to step, and not always all.
     ///
     /// # Panics
-    /// If a gradient was given before the first group, or the layers do not ascend, or one has been given already.
-    pub fn begin_group(&mut self, layers: &[usize]) -> usize {
+    /// If a gradient was given before the first group.
+    pub fn begin_group(&mut self, layers: &[usize]) -> Result<usize, CompressError> {
         if !self.as_given {
             assert!(!self.is_open(), "a gradient has been given already");
             (self.as_given, self.in_use) = (true, 0);
         }
-        assert!(layers.is_sorted_by(|a, b| a < b), "layers of a group ascend");
+        let count = self.layout.len();
+        if !layers.is_sorted_by(|a, b| a < b) || layers.last().is_some_and(|&last| last >= count) {
+            return Err(CompressError::Layers { layers: layers.to_vec(), count });
+        }
         let taken = |layer| self.groups[..self.in_use].iter().any(|group| group.layers.contains(layer));
-        assert!(!layers.iter().any(taken), "a layer is in one group");
+        if let Some(&layer) = layers.iter().find(|layer| taken(layer)) {
+            return Err(CompressError::Twice { parameter: self.layout[layer].name().to_owned() });
+        }
         let number = self.in_use;
         // Groups are mostly those of the step before, whose memory is used again.
         if self.groups.get(number).is_none_or(|group| group.layers != layers) {
@@ -159,7 +164,7 @@ impl Protocol {
         }
         self.groups[number].missing = layers.len() * self.members.len();
         self.in_use += 1;
-        number
+        Ok(number)
     }
 
     /// The number of rounds of each group.

@@ -57,7 +57,7 @@ impl Protocol {
             for (layer, start, values) in &kept_by_owners {
                 compressor.add_to_residual(*layer, *start, values);
             }
-            let mut owner = self.owner(learner).map(|owner| Compressor::new(owner.layout().clone()));
+            let mut owner = self.owner(learner).map(|owner| owner.emptied());
             if let Some(owner) = owner.as_mut().filter(|_| owners_stay && !owners.is_empty()) {
                 owner.load(&owners, learner, learners)?;
             }

@@ -92,6 +92,12 @@ impl Compressor {
         }
     }
 
+    /// The same with empty residuals.
+    pub fn emptied(&self) -> Self {
+        let Self { kernel, threads, inverse_loss_scale, skip_unused, .. } = *self;
+        Self { kernel, threads, inverse_loss_scale, skip_unused, ..Self::new(self.layout.clone()) }
+    }
+
     /// Uses this kernel rather than the fastest: for tests and benchmarks.
     pub fn with_kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = kernel;

@@ -5,6 +5,7 @@ all learners know: it follows from the longest message of the last time. Only if
 the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
 """
 
+import uuid
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,15 +33,40 @@ class _Round:
 class Collective:
     """Carries bytes; used by one thread at a time. Rounds are started and finished in the same order on all learners."""
 
-    def __init__(self, group, device, limit: timedelta):
-        self.group, self.device, self.limit = group, device, limit
-        self.learner, self.learners = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, group, limit: timedelta):
+        self._group, self.limit = group, limit
+        self.learner, self.learners = group.rank(), group.size()
         # Bytes handed to the process group for other learners.
         self.sent = 0
         self._pending = deque()
         # By position of the round in the step: what is long in one bucket is long there the next time, too.
         self._capacities = {}
         self._position = 0
+
+    @classmethod
+    def between(cls, group, device, limit=None):
+        """A collective for the learners of a process group, which all must make.
+
+        It has a Gloo group of its own, whatever the other is, so that no order has to be kept with anybody else's collectives;
+        messages are in the processor's memory anyway. It is made without ``dist.new_group``: if some processes call that and
+        others do not, PyTorch gets the names of later groups wrong.
+        """
+        store = dist.distributed_c10d._get_default_store()
+        if store is None or not dist.is_gloo_available():
+            raise ValueError("learners find each other by Gloo, which this PyTorch or its process group does not have")
+        limit = limit or _limit_of(group, device)
+        name = [uuid.uuid4().hex]
+        dist.broadcast_object_list(name, dist.get_global_rank(group, 0), group, device)
+        store = dist.PrefixStore(f"adacomp/{name[0]}", store)
+        return cls(dist.ProcessGroupGloo(store, dist.get_rank(group), dist.get_world_size(group), limit), limit)
+
+    def start_sum(self, tensor):
+        """Starts to sum a tensor over all learners, in place."""
+        return self._group.allreduce([tensor])
+
+    def forget_lengths(self):
+        """Rounds will have other lengths from now on."""
+        self._capacities.clear()
 
     def begin_step(self):
         """The rounds that follow are counted from 0 again."""
@@ -60,7 +86,7 @@ class Collective:
     def finish(self):
         """All learners' messages of the oldest round."""
         oldest = self._pending.popleft()
-        rows = self._wait(oldest.work, oldest.incoming)
+        rows = self._rows(oldest.work, oldest.incoming)
         lengths, longest = rows[:, :HEADER].copy().view("<u4").T
         longest = int(longest.max())
         fronts = rows[:, HEADER:]
@@ -71,7 +97,7 @@ class Collective:
                 end = message[oldest.capacity :]
                 row[: len(end)] = numpy.frombuffer(end, numpy.uint8)
             work, _, incoming = self._move(rest, oldest.to_all)
-            parts.append(self._wait(work, incoming))
+            parts.append(self._rows(work, incoming))
         self._capacities[oldest.position] = _next_capacity(oldest.capacity, longest)
         whole = numpy.concatenate(parts, axis=1) if len(parts) > 1 else fronts
         return [row[:length].tobytes() for row, length in zip(whole, lengths)]
@@ -93,13 +119,19 @@ class Collective:
     def _move(self, rows, to_all):
         """Starts to move rows: one to all learners, or one to each."""
         width = rows.shape[1]
-        outgoing = torch.from_numpy(rows).reshape(-1).to(self.device)
-        incoming = torch.empty(self.learners * width, dtype=torch.uint8, device=self.device)
+        outgoing = torch.from_numpy(rows).reshape(-1)
+        incoming = torch.empty(self.learners * width, dtype=torch.uint8)
         self.sent += (self.learners - 1) * width
-        move = dist.all_gather_into_tensor if to_all else dist.all_to_all_single
-        return move(incoming, outgoing, group=self.group, async_op=True), outgoing, incoming
+        if to_all:
+            return self._group._allgather_base(incoming, outgoing), outgoing, incoming
+        return self._group.alltoall_base(incoming, outgoing, [], []), outgoing, incoming
 
-    def _wait(self, work, incoming):
+    def _rows(self, work, incoming):
+        self.wait(work)
+        return incoming.numpy().reshape(self.learners, -1)
+
+    def wait(self, work):
+        """Until something that was started on the group is over."""
         try:
             # A limit for each wait, whatever the group's own is.
             done = work.wait(self.limit)
@@ -107,9 +139,16 @@ class Collective:
             raise RuntimeError(f"{error} (a learner has died, hangs, or is slower than {self.limit})") from None
         if done is False:
             raise RuntimeError(f"no answer within {self.limit}: a learner has died, hangs, or is slower")
-        return incoming.cpu().numpy().reshape(self.learners, -1)
 
 
 def _next_capacity(capacity, longest):
     """A little more than the longest message, and no sudden less: lengths go up and down from step to step."""
     return max(longest + longest // 32, capacity - capacity // 32)
+
+
+def _limit_of(group, device):
+    """How long a process group waits, which only its backend knows; PyTorch's own default where it does not say."""
+    try:
+        return group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):
+        return timedelta(minutes=30)

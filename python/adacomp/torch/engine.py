@@ -3,10 +3,9 @@
 import contextlib
 import logging
 import struct
-from datetime import timedelta
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from .. import Exchange, Layout
 from . import policy, report, state
@@ -21,76 +20,81 @@ logger = logging.getLogger("adacomp")
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
+@dataclass
+class _Bucket:
+    """A bucket of PyTorch's on its way."""
+
+    buffer: torch.Tensor
+    layers: list
+    is_last: bool
+    future: torch.futures.Future
+    # On a GPU: when its gradients are there.
+    ready: object
+
+
 class Engine:
     def __init__(self, ddp, rules, options, on_host=None):
         self.options = options
         self.group = ddp.process_group
         named = policy.parameters(ddp)
-        self.device = _check(named)
+        self.device = _device_of(named)
         # Kept, because parameters are known by their identity.
         self.parameters = [parameter for _, parameter in named]
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self._seen = set()
-        names = [name for name, _ in named]
-        kinds = policy.kinds(ddp.module, names)
-        shapes = [tuple(parameter.shape) for parameter in self.parameters]
-        self.layout = Layout(list(zip(names, shapes, kinds)), **rules)
+        kinds = policy.kinds(ddp.module, named)
+        parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds)]
+        self.layout = Layout(parameters, **rules)
 
-        limit = options["time_limit"] or _limit_of(self.group, self.device)
-        self._limit = limit
-        # A group of its own, so that no order of collectives has to be kept with anybody else's.
-        backend = dist.get_backend(self.group)
-        self.own_group = dist.new_group(
-            dist.get_process_group_ranks(self.group), timeout=limit, backend=backend, use_local_synchronization=True
-        )
-        by_host = backend in ("gloo", "mpi")
-        self.collective = Collective(self.own_group, torch.device("cpu") if by_host else self.device, limit)
+        self.collective = Collective.between(self.group, self.device, options["time_limit"])
+        self.learners = self.collective.learners
         self._check_agreement(options["mode"])
         self.exchange = Exchange(self.layout, options["strategy"], options["codec"], self.collective, options["threads"])
+        # Those of the handshake.
+        self.collective.forget_lengths()
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         unused_may_be = ddp.find_unused_parameters or ddp.static_graph
         self.path = path_for(self.device, self.exchange, self.layout, options["soft_threshold"], unused_may_be, on_host)
-        self.learners = self.collective.learners
+
         self.auto = Auto(self._largest) if options["mode"] == "auto" and self.learners > 1 else None
         self.counts = report.Counts()
-        self._compressed = {number for number, way in enumerate(self.layout.treatments) if way not in ("dense", "half")}
-        # Parameters whose residual is not known to be empty.
-        self.kept = set()
+        # Whether some learner keeps something; all learners have the same answer.
+        self.keeps = False
         self._worker = Worker("adacomp")
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._step, self._open, self._futures = None, False, []
-        self._sent_before = 0
+        self._step, self._buckets, self._sent_before = None, [], 0
+        # Statistics of the last compressed step, where they cannot be asked for any more.
+        self._last_layers = None
         self._error = None
         self._writer = None
         self._scaled = False
 
     def begin_step(self, now, loss_scale, scaled):
-        """The first bucket of a step has come."""
+        """The first bucket of a step has come. The worker has nothing to do at this time."""
         self._check()
-        if self._open:
+        if self._step is not None:
             raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
         self._scaled = scaled
-        compress = self.auto.begin(now) if self.auto else self.options["mode"] == "on"
-        if compress or self.kept:
-            # The worker has nothing to do now, so this can be done here.
-            self.path.set_loss_scale(loss_scale)
-            self._step = Compressed(self.path, self.collective) if compress else Everything(self.path, self.own_group)
-            self._open, self._futures = True, []
-            self._sent_before = self.collective.sent
-        else:
-            self._step = None
-            self.counts.plain += 1
+        try:
+            compress = self.auto.begin(now) if self.auto else self.options["mode"] == "on"
+            if compress or self.keeps:
+                self._begin(Compressed if compress else Everything, loss_scale)
+            else:
+                self.counts.plain += 1
+                self._log()
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def reduce(self, bucket):
         """Has a bucket averaged, in place; the future of its buffer."""
         self._check()
         if self._step is None:
             return plain(bucket, self.group)
-        buffer, layers, last = bucket.buffer(), self._layers(bucket), bucket.is_last()
         future = torch.futures.Future(devices=[self.device] if self._stream else None)
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
-        step = self._step
-        self._worker.submit(lambda: self._serve(step, buffer, layers, future, last, ready))
+        given = _Bucket(bucket.buffer(), self._layers(bucket), bucket.is_last(), future, ready)
+        self._worker.submit(lambda: self._serve(given))
         return future.then(_unwrap)
 
     def describe(self):
@@ -100,61 +104,76 @@ class Engine:
         return report.introduction(self)
 
     def stats(self):
-        return report.stats(self, self._worker.call(self.exchange.statistics))
+        self._check()
+        return report.stats(self, self._last_layers or self._worker.call(self.exchange.statistics))
 
     def log_to(self, writer, every):
         self._writer = (writer, every)
 
     def state_dict(self, consolidate):
         self._check()
-        return self._worker.call(lambda: state.save(self, consolidate))
+        if not consolidate:
+            return self._worker.call(lambda: self._on_stream(lambda: state.save(self, False)))
+        try:
+            return self._worker.call(lambda: self._on_stream(lambda: state.save(self, True)))
+        except RuntimeError as error:
+            # The learners have lost each other.
+            self._fail(error)
+            raise
 
     def load_state_dict(self, states):
         self._check()
-        self._worker.call(lambda: state.load(self, states))
-        self.kept = set(self._compressed)
+        self._worker.call(lambda: self._on_stream(lambda: state.load(self, states)))
+        self.keeps = True
 
     def close(self):
-        self._worker.close(self._limit.total_seconds())
         self._error = self._error or RuntimeError("the hook was closed")
+        self._worker.close(self.collective.limit.total_seconds())
 
-    # On the worker's thread.
+    # A step.
 
-    def _serve(self, step, buffer, layers, future, last, ready):
-        self._futures.append((future, buffer))
+    def _begin(self, kind, loss_scale):
+        self._last_layers = self.exchange.statistics() if kind is Everything else None
+        self._sent_before = self.collective.sent
+        self.path.set_loss_scale(loss_scale)
+        self._step = kind(self.path, self.collective)
+
+    def _serve(self, bucket):
+        """On the worker's thread."""
+        self._buckets.append(bucket)
         try:
             self._check()
-            with self._on_stream(buffer, ready):
-                step.give(buffer, layers)
-                if last:
-                    self._finish(step)
+            self._on_stream(lambda: self._step.give(bucket.buffer, bucket.layers), bucket)
+            if bucket.is_last:
+                self._finish()
         except BaseException as error:
             self._fail(error)
 
-    def _finish(self, step):
-        good = step.finish()
-        self._open = False
-        if isinstance(step, Compressed):
-            self.kept = set(self._compressed)
+    def _finish(self):
+        good = self._on_stream(self._step.finish)
+        if isinstance(self._step, Compressed):
             self.counts.compressed_step(self, self.collective.sent - self._sent_before, good)
         else:
-            self.kept = step.unused if good else self.kept
             self.counts.everything += 1
+        self.keeps, self._step = self._step.keeps, None
         if not good:
-            self._dropped()
+            self._note_dropped()
+        while self._buckets:
+            bucket = self._buckets[0]
+            self._on_stream(lambda bucket=bucket: bucket.future.set_result(bucket.buffer))
+            del self._buckets[0]
         self._log()
-        futures, self._futures = self._futures, []
-        for future, buffer in futures:
-            future.set_result(buffer)
 
     def _fail(self, error):
         """Nothing more can be done; all that wait are told."""
-        self._error, self._open = self._error or error, False
-        futures, self._futures = self._futures, []
-        for future, _ in futures:
-            future.set_result(_Failed(error))
+        self._error, self._step = self._error or error, None
+        buckets, self._buckets = self._buckets, []
+        for bucket in buckets:
+            # It may be what has failed.
+            with contextlib.suppress(RuntimeError):
+                bucket.future.set_result(_Failed(str(error)))
 
-    def _dropped(self):
+    def _note_dropped(self):
         self.counts.dropped += 1
         if self.counts.dropped == 1 and not self._scaled:
             logger.warning(
@@ -163,21 +182,24 @@ class Engine:
             )
 
     def _log(self):
-        if self._writer is not None:
-            writer, every = self._writer
-            if self.counts.steps() % every == 0:
-                report.log(self, writer)
-
-    @contextlib.contextmanager
-    def _on_stream(self, buffer, ready):
-        """On a GPU: after what the bucket needs, and beside the backward pass."""
-        if self._stream is None:
-            yield
+        if self._writer is None or self.counts.steps() % self._writer[1]:
             return
+        try:
+            report.log(self, self._writer[0])
+        except Exception as error:
+            # Training matters more.
+            logger.warning("no more scalars for TensorBoard: %s", error)
+            self._writer = None
+
+    def _on_stream(self, work, bucket=None):
+        """On a GPU: beside the backward pass, and after what the bucket needs."""
+        if self._stream is None:
+            return work()
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            self._stream.wait_event(ready)
-            buffer.record_stream(self._stream)
-            yield
+            if bucket is not None:
+                self._stream.wait_event(bucket.ready)
+                bucket.buffer.record_stream(self._stream)
+            return work()
 
     # Helpers.
 
@@ -204,16 +226,12 @@ class Engine:
     def _largest(self, numbers):
         """The largest of all learners for each of the numbers."""
         form = f"<{len(numbers)}d"
-        message = struct.pack(form, *numbers)
-        all_learners = self._to_all(message)
-        return [max(column) for column in zip(*(struct.unpack(form, each) for each in all_learners))]
-
-    def _to_all(self, message):
         self.collective.begin_step()
-        return self.collective.to_all(message)
+        told = self.collective.to_all(struct.pack(form, *numbers))
+        return [max(column) for column in zip(*(struct.unpack(form, each) for each in told))]
 
     def _check_agreement(self, mode):
-        for learner, other in enumerate(self._to_all(mode.encode())):
+        for learner, other in enumerate(self.collective.to_all(mode.encode())):
             if other.decode() != mode:
                 raise ValueError(f"learner {learner} was attached with mode={other.decode()!r}, this one with {mode!r}")
 
@@ -221,19 +239,19 @@ class Engine:
 class _Failed:
     """Stands for a buffer that there is none of. A future of PyTorch carries values only."""
 
-    def __init__(self, error):
-        self.error = error
+    def __init__(self, reason):
+        self.reason = reason
 
 
 def _unwrap(future):
     value = future.value()
     if isinstance(value, _Failed):
-        raise RuntimeError(f"AdaComp: {value.error}") from value.error
+        raise RuntimeError(f"AdaComp: {value.reason}")
     return value
 
 
-def _check(named):
-    """That the parameters are such as can be exchanged; their device."""
+def _device_of(named):
+    """The device of parameters that can be exchanged."""
     if not named:
         raise ValueError("the model has no parameters that DDP exchanges")
     for name, parameter in named:
@@ -243,11 +261,3 @@ def _check(named):
     if len(devices) > 1:
         raise ValueError(f"the parameters are on several devices, {sorted(map(str, devices))}; one a process is supported")
     return devices.pop()
-
-
-def _limit_of(group, device):
-    """How long a process group waits, which only its backend knows; PyTorch's own default where it does not say."""
-    try:
-        return group._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):
-        return timedelta(minutes=30)

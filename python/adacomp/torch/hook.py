@@ -35,7 +35,8 @@ class Hook:
         soft_threshold: the factor of the soft threshold; 2 is AdaComp, 1 its comparison scheme Local Selection.
         codec: ``"rice"``, or ``"paper"`` for the code of the paper.
         scaler: the ``torch.amp.GradScaler`` of the training loop, if it has one, so that residuals do not depend on its scale.
-        time_limit: seconds or ``timedelta`` that learners wait for each other; as long as DDP's own group, unless told.
+        time_limit: seconds or ``timedelta`` that learners wait for each other; as long as DDP's own group, unless told. Steps
+            that are as without a hook have DDP's own limit.
         threads: threads that the native kernel may use for one large tensor.
     """
 
@@ -61,9 +62,16 @@ class Hook:
             raise ValueError(f"strategy {strategy!r}; expected one of {STRATEGIES}")
         if time_limit is not None and not isinstance(time_limit, timedelta):
             time_limit = timedelta(seconds=time_limit)
+        if time_limit is not None and time_limit <= timedelta(0):
+            raise ValueError(f"time_limit {time_limit}; expected more than 0")
         self.mode, self.strategy, self.scaler = mode, strategy, scaler
         self._options = dict(
-            mode=mode, strategy=strategy, codec=codec, time_limit=time_limit, threads=threads, soft_threshold=soft_threshold
+            mode=mode,
+            strategy=strategy,
+            codec=codec,
+            time_limit=time_limit,
+            threads=threads,
+            soft_threshold=soft_threshold,
         )
         self._policy = dict(
             conv=conv,
@@ -112,15 +120,15 @@ class Hook:
     def state_dict(self, consolidate=False):
         """What must be saved so that nothing is lost at resume: a dict of tensors, for ``torch.save`` or safetensors.
 
-        Each learner has its own: save all of them and give each its own back, and training goes on as if nothing had been. With
-        ``consolidate`` all learners must call it and all get the same: the average of all, of which one copy is enough, and which
-        can be loaded by any number of learners.
+        Each learner has its own: save all of them and give each its own back, and training goes on as if nothing had been, but
+        for the automatic mode, which times steps anew. With ``consolidate`` all learners must call it and all get the same: the
+        average of all, of which one copy is enough, and which can be loaded by any number of learners.
         """
         return self._bound().state_dict(consolidate)
 
     def load_state_dict(self, state):
         """Takes over what was saved: this learner's own, or one that is consolidated, or a list of those of all learners, from
-        which any number of learners can go on."""
+        which any number of learners can go on. All learners must do so, or none."""
         states = [state] if isinstance(state, dict) else list(state)
         if self._engine is None:
             self._to_load = states
@@ -132,7 +140,7 @@ class Hook:
         self._bound().log_to(writer, every)
 
     def close(self):
-        """Ends the hook's thread. The hook is of no use after that."""
+        """Ends the hook's thread and process group. The model cannot be trained any further after that."""
         if self._engine is not None:
             self._engine.close()
 
@@ -147,9 +155,8 @@ class Hook:
         return self._engine.describe()
 
     def __getstate__(self):
-        if self._engine is not None:
-            raise TypeError("a hook that is attached to a model cannot be copied; use state_dict()")
-        return self.__dict__
+        # A copy has no model: neither has a copied DDP model a hook.
+        return {**self.__dict__, "_engine": None, "scaler": None}
 
 
 def adacomp_hook(state: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -167,7 +174,11 @@ def attach(ddp, **options):
     hook = Hook(**options)
     # First, because it is what may be refused.
     hook.bind(ddp)
-    ddp.register_comm_hook(hook, adacomp_hook)
+    try:
+        ddp.register_comm_hook(hook, adacomp_hook)
+    except BaseException:
+        hook.close()
+        raise
     return hook
 
 
@@ -176,12 +187,14 @@ def _show_log():
     if logger.level == logging.NOTSET and not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.INFO)
+        logger.propagate = False
 
 
 def _model_of(hook):
     """The model with which the hook was registered. PyTorch does not say, but the model remembers its hook."""
     for candidate in gc.get_objects():
-        if isinstance(candidate, DistributedDataParallel):
+        # By its type alone: asking an object itself may run its code, or fail if it is a dead reference.
+        if issubclass(type(candidate), DistributedDataParallel):
             if any(state is hook for _, state in getattr(candidate, "_comm_hooks", ())):
                 return candidate
     raise RuntimeError("the hook was called, but no DistributedDataParallel model has registered it; use adacomp.torch.attach")

@@ -6,20 +6,23 @@ from torch.nn.modules.conv import _ConvNd
 
 def parameters(ddp):
     """Name and parameter of all that DDP exchanges, in its order: no frozen ones, shared ones once."""
-    ignored = set(ddp.parameters_to_ignore)
-    return [
-        (name, parameter) for name, parameter in ddp.module.named_parameters() if parameter.requires_grad and name not in ignored
-    ]
+    named = ddp.module.named_parameters()
+    return [(name, parameter) for name, parameter in named if parameter.requires_grad and not _is_ignored(name, ddp)]
 
 
-def kinds(module: nn.Module, names):
-    """For each parameter name `conv`, `matrix` or `vector`, from the module that has it.
+def _is_ignored(name, ddp):
+    # Where DDP looks, the outermost module's own parameters have a dot before their names.
+    return (name if "." in name else f".{name}") in ddp.parameters_to_ignore
+
+
+def kinds(module: nn.Module, named):
+    """For each parameter `conv`, `matrix` or `vector`, from the module that has it.
 
     Convolutions are known by their type. Where a parameter belongs to something else, four dimensions are taken for a kernel,
     two or three for a matrix: the positions of a transformer, say, have three.
     """
     modules = dict(module.named_modules())
-    return [_kind(modules[name.rpartition(".")[0]], modules[""].get_parameter(name).dim()) for name in names]
+    return [_kind(modules[name.rpartition(".")[0]], parameter.dim()) for name, parameter in named]
 
 
 def _kind(owner, dimensions):

@@ -27,7 +27,7 @@ class DeviceResiduals:
         if skip_unused and not gradient.any():
             nothing = torch.empty(0, dtype=torch.int32, device=gradient.device)
             self._pending[layer] = nothing
-            return torch.zeros(count, device=gradient.device), nothing
+            return torch.zeros(count, dtype=torch.float32, device=gradient.device), nothing
         total = residual + gradient
         # Its own operation, so that no device fuses it with the addition.
         soft = total + (gradient if self._extra == 1.0 else gradient * self._extra)
@@ -47,7 +47,7 @@ class DeviceResiduals:
         for layer, packed in self._pending.items():
             residual = self.residuals[layer]
             index = packed.long() >> 1
-            sent = torch.full(index.shape, scale_of(layer), device=residual.device)
+            sent = torch.full(index.shape, scale_of(layer), dtype=torch.float32, device=residual.device)
             residual[index] -= torch.where(packed & 1 == 1, -sent, sent)
         self._pending.clear()
 

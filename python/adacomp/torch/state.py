@@ -1,7 +1,6 @@
 """What a hook keeps, to and from dicts of tensors."""
 
 import torch
-import torch.distributed as dist
 
 TEXT = "adacomp"
 RESIDUAL, OWNER = "residual.", "owner."
@@ -34,6 +33,7 @@ def _read(state, parameters):
         raise ValueError(f"not a state of an AdaComp hook: it has no {TEXT!r}")
     residuals, owner = {}, {}
     for key, values in state.items():
+        values = values.detach().cpu()
         if key.startswith(RESIDUAL):
             name = key.removeprefix(RESIDUAL)
             parameter = parameters.get(name)
@@ -41,20 +41,24 @@ def _read(state, parameters):
             residuals[name] = flat.contiguous().numpy().reshape(tuple(values.shape))
         elif key.startswith(OWNER):
             owner[key.removeprefix(OWNER)] = values.contiguous().numpy()
-    return residuals, owner, bytes(state[TEXT].tolist()).decode()
+    return residuals, owner, bytes(state[TEXT].tolist()).decode(errors="replace")
 
 
 def _consolidated(engine):
     """The average over learners of all that they keep, as the state of one learner alone."""
+    engine.collective.begin_step()
+    tag = f"consolidate {engine.exchange.step}".encode()
+    if any(other != tag for other in engine.collective.to_all(tag)):
+        raise RuntimeError("state_dict(consolidate=True) must be called by all learners, after the same step")
     residuals = {}
     for number, name in enumerate(engine.layout.names):
         values = engine.exchange.kept(number)
         if values is None:
             continue
-        total = torch.from_numpy(values).to(engine.collective.device)
-        dist.all_reduce(total, group=engine.own_group)
+        total = torch.from_numpy(values)
+        engine.collective.wait(engine.collective.start_sum(total))
         shape = tuple(engine.parameters[number].shape)
-        residuals[name] = (total / engine.learners).cpu().numpy().reshape(shape)
+        residuals[name] = (total / engine.learners).numpy().reshape(shape)
     return residuals, {}, f"residuals 1, learner 0 of 1, step {engine.exchange.step}"
 
 

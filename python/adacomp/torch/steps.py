@@ -1,4 +1,4 @@
-"""The three kinds of steps, each given bucket by bucket and then finished. All but the plain one run on the worker's thread."""
+"""The three kinds of steps. All but the plain one are given bucket by bucket and then finished, on the worker's thread."""
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ class Compressed:
 
     def __init__(self, path, collective):
         self._path, self._buckets = path, []
+        # Whether any learner keeps something after the step.
+        self.keeps = True
         collective.begin_step()
 
     def give(self, buffer, layers):
@@ -24,38 +26,45 @@ class Compressed:
 
     def finish(self):
         """Whether the gradient was averaged. If not, no learner can use the step, and residuals keep it."""
-        if self._path.finish(self._buckets) is None:
-            return True
-        _poison(buffer for buffer, _ in self._buckets)
-        return False
+        averaged = self._path.finish(self._buckets) is None
+        if not averaged:
+            _poison(buffer for buffer, _ in self._buckets)
+        return averaged
 
 
 class Everything:
     """Gradients travel whole, by the process group's own sum, and take along the residuals: the way from compressed to plain
     steps, on which nothing is lost."""
 
-    def __init__(self, path, group):
-        self._path, self._group, self._works = path, group, []
-        # Parameters that no learner has used, which keep their residual.
-        self.unused = set()
+    def __init__(self, path, collective):
+        self._path, self._collective, self._works = path, collective, []
+        self.keeps = False
+        collective.begin_step()
         path.lend()
 
     def give(self, buffer, layers):
-        good, unused = self._path.add_residuals(buffer, layers)
-        self.unused.update(unused)
+        good, keeps = self._path.add_residuals(buffer, layers)
+        # A parameter that this learner has not used in the step, and that waits for one in which it does.
+        self.keeps = self.keeps or keeps
         if not good:
             # All others learn of it, because no sum with it is finite.
             _poison([buffer])
-        buffer.div_(dist.get_world_size(self._group))
-        self._works.append((dist.all_reduce(buffer, group=self._group, async_op=True), buffer))
+        buffer.div_(self._collective.learners)
+        self._works.append((self._collective.start_sum(buffer), buffer))
 
     def finish(self):
+        """The same as of a compressed step."""
         for work, _ in self._works:
-            work.wait()
+            self._collective.wait(work)
         # The same bits everywhere, so all learners find the same.
         arrived = all(bool(buffer.isfinite().all()) for _, buffer in self._works)
+        if not arrived:
+            _poison(buffer for _, buffer in self._works)
         self._path.end_elsewhere(arrived)
         self._path.take()
+        # What one learner keeps, another may have sent, so they tell each other.
+        told = self._collective.to_all(bytes([self.keeps or not arrived]))
+        self.keeps = any(message != b"\0" for message in told)
         return arrived
 
 

@@ -142,7 +142,7 @@ fn everything_can_go_by_other_means() {
             protocol.end_elsewhere(false).unwrap();
             let before = residuals(protocol, learner);
             let kept = protocol.kept(learner, 2).unwrap();
-            assert!(protocol.kept(learner, 1).is_none());
+            assert!(protocol.kept(learner, 1).is_none() && protocol.keeps(learner, 2));
             let zeros = vec![0.0; 2400];
             for arrived in [false, true] {
                 assert!(protocol.everything(learner, 2, zeros.as_slice().into(), &mut whole).unwrap());
@@ -151,6 +151,7 @@ fn everything_can_go_by_other_means() {
                 assert_eq!(residuals(protocol, learner) == before, !arrived, "{strategy:?}");
             }
             assert!(residuals(protocol, learner)[2].0.iter().all(|bits| *bits == 0));
+            assert!(!protocol.keeps(learner, 2));
             assert!(protocol.everything(learner, 1, zeros[..16].into(), &mut whole).is_err());
             (sent, whole)
         });
@@ -165,4 +166,43 @@ fn everything_can_go_by_other_means() {
             assert!((given - found).abs() < 1e-5, "{strategy:?} {element}: {given} {found}");
         }
     }
+}
+
+#[test]
+fn groups_that_cannot_be_are_refused() {
+    let collective = local(1, 1, LIMIT).remove(0);
+    let mut exchange = Exchange::new(collective, model(), Strategy::Gather).unwrap();
+    exchange.begin_group(&[0, 2]).unwrap();
+    for (group, told) in [
+        (&[1, 2][..], "`fc.weight` was given twice"),
+        (&[4, 3], "[4, 3]"),
+        (&[1, 1], "[1, 1]"),
+        (&[3, 5], "numbers below 5"),
+    ] {
+        let error = exchange.begin_group(group).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+/// What is set before a state is loaded holds after, for owners, too.
+#[test]
+fn unused_layers_send_nothing_after_loading_either() {
+    on_threads(|learner, collective| {
+        let mut exchange = Exchange::new(collective, model(), Strategy::Sharded).unwrap();
+        exchange.protocol().set_skip_unused(true);
+        let step = |exchange: &mut Exchange<Local>, gradient: &[f32]| {
+            exchange.begin_group(&[2]).unwrap();
+            exchange.give(learner, 2, gradient.into()).unwrap();
+            let mut output = output(&model());
+            let outcome = exchange.finish_with(|protocol| write(protocol, &[&[2]], &mut output)).unwrap();
+            assert_eq!(outcome, Outcome::Averaged);
+            output.remove(2)
+        };
+        assert!(step(&mut exchange, &gradient(learner, 0, 2, 2400)).iter().any(|value| *value != 0.0));
+        let states = exchange.protocol().save().unwrap();
+        exchange.protocol().load(&states).unwrap();
+        let before = residuals(exchange.protocol(), learner);
+        assert!(step(&mut exchange, &[0.0; 2400]).iter().all(|value| *value == 0.0));
+        assert_eq!(residuals(exchange.protocol(), learner), before);
+    });
 }
