@@ -2,7 +2,8 @@
 
 use crate::shell::{Result, command, install, output, root, run};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The environment that the tests run in, with PyTorch.
 fn environment() -> PathBuf {
@@ -30,25 +31,53 @@ fn make(environment: &Path) -> Result {
     })
 }
 
+/// What fetches PyTorch, three gigabytes, while other steps keep the processor busy.
+static FETCHING: Mutex<Option<Child>> = Mutex::new(None);
+
+/// Starts to put what the tests need into their environment.
+pub(crate) fn fetch_ahead() -> Result {
+    let environment = environment();
+    make(&environment)?;
+    let list = "import tomllib; project = tomllib.load(open('python/pyproject.toml', 'rb'))['project']; \
+        print('\\n'.join(project['dependencies'] + project['optional-dependencies']['test']))";
+    let packages = output(&mut python(&environment, &["-c", list]))?;
+    let mut install = python(&environment, &INSTALL);
+    let child = install.args(packages.lines()).spawn().map_err(|error| format!("{install:?}: {error}"))?;
+    *fetching() = Some(child);
+    Ok(())
+}
+
+/// Ends it, if some other step has failed.
+pub(crate) fn stop_fetching() {
+    if let Some(mut child) = fetching().take() {
+        // It may have ended by itself, which is as good.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn fetching() -> MutexGuard<'static, Option<Child>> {
+    FETCHING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const INSTALL: [&str; 5] = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+
 /// All of it: style, the wheel where there is no Rust, and the tests.
 pub(crate) fn test() -> Result {
-    prepare()?;
+    if fetching().is_none() {
+        fetch_ahead()?;
+    }
+    let fetched = fetching().take().map(|mut child| child.wait());
+    if !fetched.is_some_and(|status| status.is_ok_and(|status| status.success())) {
+        return Err("what the tests of the Python package need could not be installed".to_owned());
+    }
+    run(python(&environment(), &INSTALL).args(["--force-reinstall", "--no-deps", "./python"]))?;
     let ruff =
         |arguments: &[&str]| run(python(&environment(), &["-m", "ruff"]).args(arguments).arg("python"));
     ruff(&["check"])?;
     ruff(&["format", "--check"])?;
     wheel_without_rust()?;
     run(&mut python(&environment(), &["-m", "pytest", "-q", "--durations=5", "python/tests"]))
-}
-
-/// The environment, with the package as it is now.
-fn prepare() -> Result {
-    let environment = environment();
-    make(&environment)?;
-    run(&mut python(
-        &environment,
-        &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "./python[test]"],
-    ))
 }
 
 /// The wheel, in a fresh environment and with nothing of Rust on the path.
@@ -68,7 +97,7 @@ fn wheel_without_rust() -> Result {
         return Err(format!("{} is for one version of Python only", wheel.display()));
     }
     make(&fresh)?;
-    run(python(&fresh, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).arg(&wheel))?;
+    run(python(&fresh, &INSTALL).arg(&wheel))?;
     let program = "import shutil, adacomp; assert shutil.which('cargo') is None and shutil.which('rustc') is None; \
         layout = adacomp.Layout([('w', (40, 50), None)]); compressor = adacomp.Compressor(layout); \
         import numpy; compressor.compress({'w': numpy.ones(2000, 'f')}); print('wheel:', len(compressor.encode()), 'bytes')";

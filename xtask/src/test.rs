@@ -26,11 +26,15 @@ const STEPS: [Step; 12] = [
 ];
 
 pub(crate) fn all() -> Result {
+    python::fetch_ahead()?;
     let mut times = Vec::new();
     for (name, step) in STEPS {
         println!("\n== {name}");
         let start = Instant::now();
-        step().map_err(|error| format!("{error}\n\nfailed: {name}"))?;
+        if let Err(error) = step() {
+            python::stop_fetching();
+            return Err(format!("{error}\n\nfailed: {name}"));
+        }
         times.push((name, start.elapsed().as_secs()));
     }
     println!();
