@@ -5,6 +5,9 @@ use crate::layout::Layout;
 use crate::wire::{Expected, Frame};
 use std::sync::Arc;
 
+/// Elements that are zeroed, summed and divided while they are in a near cache, so that the output goes through memory once.
+const BLOCK: usize = 1 << 14;
+
 /// Averages the frames of a step. It keeps its memory from step to step.
 #[derive(Debug, Clone)]
 pub struct Averager {
@@ -105,13 +108,17 @@ impl Averager {
                 return Err(AverageError::Output { position, expected, actual });
             }
         }
-        output.iter_mut().for_each(|slice| slice.fill(0.0));
-        for frame in &self.frames {
-            frame.packets().zip(output.iter_mut()).for_each(|((_, packet), slice)| packet.add_to(slice));
-        }
         let share = 1.0 / self.frames.len() as f32;
-        if share != 1.0 {
-            output.iter_mut().flat_map(|slice| slice.iter_mut()).for_each(|value| *value *= share);
+        for (position, slice) in output.iter_mut().enumerate() {
+            for (number, block) in slice.chunks_mut(BLOCK).enumerate() {
+                block.fill(0.0);
+                for frame in &self.frames {
+                    frame.packet_at(position).add_part_to(number * BLOCK, block);
+                }
+                if share != 1.0 {
+                    block.iter_mut().for_each(|value| *value *= share);
+                }
+            }
         }
         Ok(())
     }

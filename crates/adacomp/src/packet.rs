@@ -94,6 +94,21 @@ impl Packet<'_> {
         }
     }
 
+    /// Adds the elements from `start` on for which `block` has room.
+    pub(crate) fn add_part_to(&self, start: usize, block: &mut [f32]) {
+        let range = start..start + block.len();
+        match self {
+            Self::Dense(values) => {
+                block.iter_mut().zip(&values[range]).for_each(|(sum, value)| *sum += value);
+            }
+            Self::Sparse(sparse) => {
+                for element in sparse.within(range).selected {
+                    block[element.index() - start] += sparse.values[element.sign()];
+                }
+            }
+        }
+    }
+
     /// The number of elements that are sent.
     pub fn sent(&self) -> usize {
         match self {

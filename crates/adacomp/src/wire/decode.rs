@@ -85,15 +85,21 @@ impl Frame {
 
     /// The layers' numbers and packets, in order; none if the learner's gradient is not finite.
     pub fn packets(&self) -> impl ExactSizeIterator<Item = (usize, Packet<'_>)> {
-        self.sections.iter().map(|section| {
-            let packet = match &section.contents {
-                Contents::Dense(range) => Packet::Dense(&self.values[range.clone()]),
-                Contents::Sparse(values, range) => {
-                    Packet::Sparse(Sparse { values: *values, selected: &self.selected[range.clone()] })
-                }
-            };
-            (section.layer, packet)
-        })
+        self.sections.iter().map(|section| (section.layer, self.packet(section)))
+    }
+
+    /// The packet of the layer that is at this position among those that the frame has.
+    pub(crate) fn packet_at(&self, position: usize) -> Packet<'_> {
+        self.packet(&self.sections[position])
+    }
+
+    fn packet(&self, section: &Section) -> Packet<'_> {
+        match &section.contents {
+            Contents::Dense(range) => Packet::Dense(&self.values[range.clone()]),
+            Contents::Sparse(values, range) => {
+                Packet::Sparse(Sparse { values: *values, selected: &self.selected[range.clone()] })
+            }
+        }
     }
 
     /// The layers' numbers and the bytes of their sections, in order.
