@@ -3,6 +3,7 @@
 import copy
 import logging
 import pickle
+import time
 import weakref
 
 import pytest
@@ -458,6 +459,50 @@ def reordering():
 def test_buckets_are_rebuilt_and_nothing_is_lost(learners):
     for kinds, buckets in learners(2).run(reordering):
         assert kinds > buckets > 2, "the buckets were not rebuilt, so this shows nothing"
+
+
+class Slow(nn.Module):
+    """Its backward pass takes a while between the last layer and the first."""
+
+    class Wait(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            time.sleep(0.3)
+            return gradient
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 200), nn.Linear(200, 10)
+
+    def forward(self, images):
+        return self.last(self.Wait.apply(self.first(images.flatten(1)).relu()))
+
+
+def overlap():
+    """How many bytes are on their way when each bucket comes."""
+    model = make(Slow, bucket_cap_mb=0.001)
+    hook = attach(model)
+    engine = hook._engine
+    layers, sent = engine._layers, []
+
+    def spy(bucket):
+        sent.append((bucket.index(), engine.collective.sent - engine._sent_before))
+        return layers(bucket)
+
+    train(model, 2)
+    engine._layers = spy
+    train(model, 1)
+    return sent
+
+
+def test_messages_travel_while_the_backward_pass_goes_on(learners):
+    for sent in learners(2).run(overlap):
+        assert sent[0] == (0, 0) and len(sent) > 1
+        assert sent[-1][1] > 100, sent
 
 
 class Tied(nn.Module):
