@@ -4,7 +4,7 @@ use crate::buffers::{Floats, array, bytes, f32_array, words};
 use crate::compressor::{layer_statistics, read_codec};
 use crate::layout::Layout;
 use crate::{ExchangeError, refused};
-use adacomp::{Compressor, Outcome, Selected};
+use adacomp::{Compressor, Outcome, SavedBy, Selected};
 use adacomp_exchange::{
     Collective, CollectiveError, Incoming, LearnerState, Options, Outgoing, Protocol, Strategy,
 };
@@ -292,6 +292,11 @@ impl Exchange {
             .owner
             .map_or_else(|| Ok(PyDict::new(py)), |owner| tensors(py, &owner).map(|(owner, _)| owner))?;
         Ok((residuals, owner, text))
+    }
+
+    /// The text that a state would have that some learner, of so many, has saved at this step.
+    fn saved_by(&mut self, learner: usize, learners: usize) -> String {
+        SavedBy { learner, learners, step: self.step() }.to_string()
     }
 
     /// Takes over what was saved: the states of all learners in their order, or with as many learners as before this one's.

@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The environment that the tests run in, with PyTorch.
-fn environment() -> PathBuf {
+pub(crate) fn environment() -> PathBuf {
     root().join("target/python")
 }
 
@@ -64,20 +64,25 @@ const INSTALL: [&str; 5] = ["-m", "pip", "install", "--quiet", "--disable-pip-ve
 
 /// All of it: style, the wheel where there is no Rust, and the tests.
 pub(crate) fn test() -> Result {
-    if fetching().is_none() {
-        fetch_ahead()?;
-    }
-    let fetched = fetching().take().map(|mut child| child.wait());
-    if !fetched.is_some_and(|status| status.is_ok_and(|status| status.success())) {
-        return Err("what the tests of the Python package need could not be installed".to_owned());
-    }
-    run(python(&environment(), &INSTALL).args(["--force-reinstall", "--no-deps", "./python"]))?;
+    prepare()?;
     let ruff =
         |arguments: &[&str]| run(python(&environment(), &["-m", "ruff"]).args(arguments).arg("python"));
     ruff(&["check"])?;
     ruff(&["format", "--check"])?;
     wheel_without_rust()?;
     run(&mut python(&environment(), &["-m", "pytest", "-q", "--durations=5", "python/tests"]))
+}
+
+/// The environment, with the package as it is now.
+pub(crate) fn prepare() -> Result {
+    if fetching().is_none() {
+        fetch_ahead()?;
+    }
+    let fetched = fetching().take().map(|mut child| child.wait());
+    if !fetched.is_some_and(|status| status.is_ok_and(|status| status.success())) {
+        return Err("what the Python package needs could not be installed".to_owned());
+    }
+    run(python(&environment(), &INSTALL).args(["--force-reinstall", "--no-deps", "./python"]))
 }
 
 /// The wheel, in a fresh environment and with nothing of Rust on the path.

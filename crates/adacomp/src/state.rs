@@ -6,6 +6,7 @@ use crate::layout::Layout;
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt;
 
 const KEY: &str = "adacomp";
 const FORMAT: &str = "residuals 1";
@@ -19,6 +20,14 @@ pub struct SavedBy {
     pub learners: usize,
     /// The step before which it was saved.
     pub step: u64,
+}
+
+/// As it is written in a state.
+impl fmt::Display for SavedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { learner, learners, step } = self;
+        write!(f, "{FORMAT}, learner {learner} of {learners}, step {step}")
+    }
 }
 
 impl SavedBy {
@@ -37,8 +46,8 @@ impl Compressor {
             return Err(StateError::Open);
         }
         // One key, because several would come in any order, and a state would not always be the same bytes.
-        let value = format!("{FORMAT}, learner {learner} of {learners}, step {step}");
-        let metadata = HashMap::from([(KEY.to_owned(), value)]);
+        let saved_by = SavedBy { learner, learners, step };
+        let metadata = HashMap::from([(KEY.to_owned(), saved_by.to_string())]);
         let layout = self.layout().clone();
         let tensors = self.residuals().map(|(number, values)| {
             let parameter = &layout[number].parameter;
