@@ -1,6 +1,8 @@
 //! Stopping and going on.
 
-use crate::support::{Ended, Folder, files, program, run, signal, succeed, wait_until, watch, write_idx};
+use crate::support::{
+    Ended, Folder, files, paths, program, run, signal, succeed, wait_until, watch, write_idx,
+};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -160,7 +162,7 @@ fn a_killed_run_can_be_resumed() {
         };
         let mut child =
             program(folder.path(), line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        wait_until("a checkpoint", || files(&run_folder).iter().any(|(path, _)| is_whole(path)));
+        wait_until("a checkpoint", || paths(&run_folder).iter().any(|path| is_whole(path)));
         std::thread::sleep(std::time::Duration::from_millis(130 + 37 * round));
         signal(child.id(), "KILL");
         child.wait().unwrap();

@@ -142,18 +142,23 @@ pub(crate) fn write_idx(folder: &Folder, train: usize, test: usize) {
     }
 }
 
-/// All files below a folder, with their contents.
-pub(crate) fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+/// All files below a folder.
+pub(crate) fn paths(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             match entry.path() {
                 path if path.is_dir() => folders.push(path),
-                path => found.push((path.clone(), fs::read(path).unwrap())),
+                path => found.push(path),
             }
         }
     }
     found.sort();
     found
+}
+
+/// All files below a folder in which nothing is going on, with their contents.
+pub(crate) fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    paths(folder).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
