@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy
@@ -12,25 +13,27 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def torchrun(processes, script, *arguments, limit=180):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*torchrun, EXAMPLES / script, *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        output, _ = process.communicate()
-        raise AssertionError(f"{script} took more than {limit} s:\n{output}") from None
-    assert process.returncode == 0, output
-    return output
+def torchrun(processes, script, *arguments, limit=150):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [*command, EXAMPLES / script, *map(str, arguments)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            # It ends its learners, which are not in its group, and then itself.
+            process.terminate()
+            process.wait(30)
+        finally:
+            process.kill()
+        output.seek(0)
+        text = output.read()
+    assert process.returncode == 0, f"{script}: {process.returncode}\n{text}"
+    return text
 
 
 @pytest.fixture
