@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Carries bytes by calling a Python object, which has `learner`, `learners`, `start_to_all(bytes)`, `start_to_each(list of bytes)`, and `finish()`, which gives
-/// the messages of all learners of the oldest round.
+/// Carries bytes by calling a Python object, which has `learner`, `learners`, `start_to_all(bytes)`, `start_to_each(list of
+/// bytes)`, and `finish()`, which gives the messages of all learners of the oldest round.
 struct Bridge {
     python: Py<PyAny>,
     learner: usize,
