@@ -6,7 +6,7 @@ use crate::layout::Layout;
 use crate::{ExchangeError, refused};
 use adacomp::{Compressor, Outcome, SavedBy, Selected};
 use adacomp_exchange::{
-    Collective, CollectiveError, Incoming, LearnerState, Options, Outgoing, Protocol, Strategy,
+    Collective, CollectiveError, Incoming, LearnerState, Options, Outgoing, Protocol, Strategy, Writing,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -83,6 +83,12 @@ pub(crate) struct Exchange {
     learner: usize,
     loss_scale: f32,
     scratch: Vec<f32>,
+}
+
+/// A bucket, and the part of it that each of its layers has, by ascending layer.
+struct Bucket {
+    values: Floats,
+    parts: Vec<(usize, Range<usize>)>,
 }
 
 #[pymethods]
@@ -186,23 +192,19 @@ impl Exchange {
         py: Python<'_>,
         buckets: Vec<(Bound<'_, PyAny>, Vec<usize>)>,
     ) -> PyResult<Option<u32>> {
-        let mut outputs = Vec::new();
-        for (bucket, layers) in &buckets {
-            let bucket = Floats::get_mut(bucket)?;
-            let parts = self.parts(layers, bucket.len())?;
-            outputs.push((bucket, parts));
-        }
-        if outputs.len() != self.exchange.protocol().groups() {
+        let buckets = buckets.iter().map(|(bucket, layers)| self.bucket(bucket, layers));
+        let mut buckets = buckets.collect::<PyResult<Vec<_>>>()?;
+        if buckets.len() != self.exchange.protocol().groups() {
             return Err(refused("not all buckets of the step"));
         }
         let (scratch, loss_scale) = (&mut self.scratch, self.loss_scale);
+        let writing = match loss_scale == 1.0 && buckets.iter().all(|bucket| bucket.values.f32().is_ok()) {
+            true => Writing::Sure,
+            false => Writing::MayBeRefused,
+        };
         let outcome = py.detach(|| {
-            self.exchange.finish_with(|protocol| {
-                let mut fits = true;
-                for (group, (bucket, parts)) in outputs.iter_mut().enumerate() {
-                    fits &= write_bucket(protocol, group, bucket, parts, loss_scale, scratch);
-                }
-                if !fits {
+            self.exchange.finish_with(writing, |protocol, group| {
+                if !buckets[group].write(protocol, group, loss_scale, scratch) {
                     protocol.reject_average();
                 }
             })
@@ -336,6 +338,13 @@ impl Exchange {
 }
 
 impl Exchange {
+    /// A bucket of these layers.
+    fn bucket(&mut self, values: &Bound<'_, PyAny>, layers: &[usize]) -> PyResult<Bucket> {
+        let values = Floats::get_mut(values)?;
+        let parts = self.parts(layers, values.len())?;
+        Ok(Bucket { values, parts })
+    }
+
     fn compressor(&mut self) -> &mut Compressor {
         self.exchange.protocol().compressor(self.learner).expect("the learner that is hosted here")
     }
@@ -378,33 +387,35 @@ fn ascending(layers: &[usize]) -> Vec<usize> {
     layers
 }
 
-/// Writes the average of a group into its bucket. Whether it fits the bucket's format.
-fn write_bucket(
-    protocol: &Protocol,
-    group: usize,
-    bucket: &mut Floats,
-    parts: &[(usize, Range<usize>)],
-    loss_scale: f32,
-    scratch: &mut Vec<f32>,
-) -> bool {
-    // By place in the bucket, to cut it into slices, then by layer, as the group has them.
-    let mut by_place: Vec<_> = parts.iter().cloned().enumerate().collect();
-    by_place.sort_by_key(|(_, (_, part))| part.start);
-    let fits = bucket.write(0..bucket.len(), scratch, |mut rest| {
-        let mut slices: Vec<(usize, &mut [f32])> = Vec::new();
-        for (position, (_, part)) in &by_place {
-            let (slice, after) = rest.split_at_mut(part.len());
-            slices.push((*position, slice));
-            rest = after;
-        }
-        slices.sort_by_key(|(position, _)| *position);
-        let mut slices: Vec<&mut [f32]> = slices.into_iter().map(|(_, slice)| slice).collect();
-        protocol.write(group, &mut slices);
-        if loss_scale != 1.0 {
-            slices.iter_mut().flat_map(|slice| slice.iter_mut()).for_each(|value| *value *= loss_scale);
-        }
-    });
-    fits && (loss_scale == 1.0 || bucket.gradient(0..bucket.len()).is_finite())
+impl Bucket {
+    /// Writes the average of a group. Whether it fits the bucket's format.
+    fn write(
+        &mut self,
+        protocol: &mut Protocol,
+        group: usize,
+        loss_scale: f32,
+        scratch: &mut Vec<f32>,
+    ) -> bool {
+        let whole = 0..self.values.len();
+        // By place in the bucket, to cut it into slices, then by layer, as the group has them.
+        let mut by_place: Vec<_> = self.parts.iter().cloned().enumerate().collect();
+        by_place.sort_by_key(|(_, (_, part))| part.start);
+        let fits = self.values.write(whole.clone(), scratch, |mut rest| {
+            let mut slices: Vec<(usize, &mut [f32])> = Vec::new();
+            for (position, (_, part)) in &by_place {
+                let (slice, after) = rest.split_at_mut(part.len());
+                slices.push((*position, slice));
+                rest = after;
+            }
+            slices.sort_by_key(|(position, _)| *position);
+            let mut slices: Vec<&mut [f32]> = slices.into_iter().map(|(_, slice)| slice).collect();
+            protocol.write(group, &mut slices);
+            if loss_scale != 1.0 {
+                slices.iter_mut().flat_map(|slice| slice.iter_mut()).for_each(|value| *value *= loss_scale);
+            }
+        });
+        fits && (loss_scale == 1.0 || self.values.gradient(whole).is_finite())
+    }
 }
 
 /// The key of the text that says who saved a state.

@@ -156,7 +156,7 @@ impl Rounds for Dense {
         Ok(None)
     }
 
-    fn write(&self, _setting: &Setting<'_>, output: &mut [&mut [f32]]) {
+    fn write(&mut self, _setting: &Setting<'_>, output: &mut [&mut [f32]]) {
         for (index, slice) in output.iter_mut().enumerate() {
             self.whole.write(index, slice);
         }

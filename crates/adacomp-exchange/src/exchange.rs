@@ -29,6 +29,15 @@ impl From<Strategy> for Options {
     }
 }
 
+/// Whether an averaged gradient that has been written may have to be refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writing {
+    /// Never, so the learners' verdicts can be on their way meanwhile.
+    Sure,
+    /// It may not fit the format that it is wanted in: see [`Protocol::reject_average`].
+    MayBeRefused,
+}
+
 /// Where the time of a step went.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Seconds {
@@ -201,25 +210,52 @@ impl<C: Collective> Exchange<C> {
     /// Ends the step: waits for all learners, and writes the averaged gradient into `output`, a slice for each layer.
     pub fn finish(&mut self, output: &mut [&mut [f32]]) -> Result<Outcome, ExchangeError> {
         self.protocol.check_output(output)?;
-        self.finish_rounds()?;
+        self.finish_rounds(|_, _| Ok(()))?;
+        self.start_verdict()?;
         self.end(|protocol, verdicts| protocol.conclude(verdicts, output))
     }
 
-    /// The same for drivers that write the averaged gradient themselves, group by group with [`Protocol::write`], before the
-    /// learners' verdicts are known. `write` is not called if the step is known to be dropped, and what it has written
-    /// counts only if the gradient was averaged.
-    pub fn finish_with(&mut self, write: impl FnOnce(&mut Protocol)) -> Result<Outcome, ExchangeError> {
-        self.finish_rounds()?;
-        if self.protocol.is_good() {
-            let start = Instant::now();
-            write(&mut self.protocol);
-            self.spent.decode += start.elapsed().as_secs_f64();
+    /// The same for drivers that write the averaged gradient themselves: `write` is called with the number of each group as soon
+    /// as its rounds are over, while others are still on their way, and writes it with [`Protocol::write`]. It is not called
+    /// if the step is known to be dropped, and what it has written counts only if the gradient was averaged.
+    ///
+    /// # Panics
+    /// If the average is refused although it was sure to be used: others have been told that it is.
+    pub fn finish_with(
+        &mut self,
+        writing: Writing,
+        mut write: impl FnMut(&mut Protocol, usize),
+    ) -> Result<Outcome, ExchangeError> {
+        let last = self.protocol.groups().checked_sub(1);
+        let mut told = false;
+        self.finish_rounds(|exchange, group| {
+            if writing == Writing::Sure && Some(group) == last {
+                exchange.start_verdict()?;
+                told = true;
+            }
+            if exchange.protocol.is_good() {
+                let start = Instant::now();
+                write(&mut exchange.protocol, group);
+                exchange.spent.decode += start.elapsed().as_secs_f64();
+                let refused = !exchange.protocol.is_good();
+                assert!(
+                    !(refused && writing == Writing::Sure),
+                    "an average that was sure to be used is refused"
+                );
+            }
+            Ok(())
+        })?;
+        if !told {
+            self.start_verdict()?;
         }
         self.end(|protocol, verdicts| protocol.conclude_written(verdicts))
     }
 
-    /// All rounds of all groups.
-    fn finish_rounds(&mut self) -> Result<(), ExchangeError> {
+    /// All rounds of all groups; `ended` is called with each group whose last is over, in their order.
+    fn finish_rounds(
+        &mut self,
+        mut ended: impl FnMut(&mut Self, usize) -> Result<(), ExchangeError>,
+    ) -> Result<(), ExchangeError> {
         self.check_whole()?;
         if self.started < self.protocol.groups() {
             return Err(CompressError::Missing { parameters: self.protocol.not_given() }.into());
@@ -232,19 +268,24 @@ impl<C: Collective> Exchange<C> {
             taken.map_err(|cause| self.break_off(cause))?;
             if round + 1 < self.protocol.rounds() {
                 self.start_round(group, round + 1)?;
+            } else {
+                ended(self, group)?;
             }
         }
         self.started = 0;
         Ok(())
     }
 
-    /// The round of verdicts.
+    fn start_verdict(&mut self) -> Result<(), ExchangeError> {
+        let verdict = Outgoing::ToAll(self.protocol.verdict());
+        self.start(verdict)
+    }
+
+    /// Takes all learners' verdicts.
     fn end(
         &mut self,
         conclude: impl FnOnce(&mut Protocol, &[Arc<Vec<u8>>]) -> Result<Outcome, ExchangeError>,
     ) -> Result<Outcome, ExchangeError> {
-        let verdict = Outgoing::ToAll(self.protocol.verdict());
-        self.start(verdict)?;
         let Incoming::ToAll(verdicts) = self.wait()? else {
             return Err(self.break_off(CollectiveError::OutOfStep));
         };

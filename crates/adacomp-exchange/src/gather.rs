@@ -82,8 +82,8 @@ impl Rounds for Gather {
         }
     }
 
-    fn write(&self, _setting: &Setting<'_>, output: &mut [&mut [f32]]) {
-        if let Some(averager) = &self.averager {
+    fn write(&mut self, _setting: &Setting<'_>, output: &mut [&mut [f32]]) {
+        if let Some(averager) = &mut self.averager {
             averager.write(output).expect("the frames and the output have been checked");
         }
     }

@@ -26,7 +26,7 @@ mod verdict;
 pub use agreement::check as check_agreement;
 pub use collective::{Collective, Incoming, Outgoing, TIME_LIMIT};
 pub use error::{Cause, CollectiveError, ExchangeError};
-pub use exchange::{Exchange, Options, Seconds};
+pub use exchange::{Exchange, Options, Seconds, Writing};
 pub use local::{Local, local, on_threads};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;

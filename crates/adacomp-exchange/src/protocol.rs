@@ -213,12 +213,6 @@ impl Protocol {
         self.sending == Sending::Everything || self.strategy == Strategy::Dense
     }
 
-    fn setting<'a>(&'a self, layers: &'a [usize]) -> Setting<'a> {
-        let Self { layout, learners, step, codec, .. } = self;
-        let everything = self.sends_everything();
-        Setting { layout, layers, learners: *learners, step: *step, codec: *codec, everything }
-    }
-
     /// Whether a gradient of this step has been given.
     pub(crate) fn is_open(&self) -> bool {
         self.members.iter().any(|member| member.compressor.is_open())
@@ -405,7 +399,7 @@ impl Protocol {
         self.check_output(output)?;
         self.conclude_with(verdicts, |protocol| {
             for group in 0..protocol.in_use {
-                let layers = &protocol.groups[group].layers;
+                let layers = protocol.groups[group].layers.clone();
                 let slices = output.iter_mut().enumerate().filter(|(layer, _)| layers.contains(layer));
                 let mut slices: Vec<&mut [f32]> = slices.map(|(_, slice)| &mut **slice).collect();
                 protocol.write(group, &mut slices);
@@ -421,9 +415,9 @@ impl Protocol {
 
     /// Writes the averaged gradient of a group whose rounds are over, a slice for each of its layers in their order; not
     /// before [`Protocol::is_good`] has been asked.
-    pub fn write(&self, group: usize, output: &mut [&mut [f32]]) {
-        let Group { layers, rounds, .. } = &self.groups[group];
-        rounds.write(&self.setting(layers), output);
+    pub fn write(&mut self, group: usize, output: &mut [&mut [f32]]) {
+        let (envelopes, rounds, _) = parts(self, group);
+        rounds.write(&envelopes.setting, output);
     }
 
     /// Whether, as far as is known here, the step will be averaged.
@@ -441,7 +435,7 @@ impl Protocol {
     fn conclude_with(
         &mut self,
         verdicts: &[Arc<Vec<u8>>],
-        write: impl FnOnce(&Self),
+        write: impl FnOnce(&mut Self),
     ) -> Result<Outcome, ExchangeError> {
         let step = self.step;
         let messages: Vec<&[u8]> = verdicts.iter().map(|verdict| verdict.as_slice()).collect();

@@ -4,20 +4,21 @@ use crate::dense::{Whole, read_values, slot, write_values};
 use crate::member::Member;
 use crate::setting::Setting;
 use crate::strategy::{Addressing, Fault, Rounds, send_layers, take_layers};
-use crate::sums::{decode_sums, encode_sums};
+use crate::sums::{add_signs, decode_sums, encode_sums};
 use adacomp::codec::{decode_range, encode_range};
-use adacomp::{DecodeError, Packet, Selected};
+use adacomp::{DecodeError, Packet, Selected, write_blocks};
 
 #[derive(Default)]
 pub(crate) struct Reduce {
     whole: Whole,
     /// By position of the layer in the group.
     scales: Vec<f32>,
-    /// By position of the hosted learner, then of the layer: the owner's sums.
-    sums: Vec<Vec<Vec<i32>>>,
+    /// By position of the hosted learner, then of the layer: the owner's sums that are not 0, and where in its share they are.
+    sums: Vec<Vec<Vec<(u32, i32)>>>,
     /// By position of the layer: elements with a sum, and the sum.
     results: Vec<Vec<(u32, i32)>>,
-    selected: Vec<Selected>,
+    /// By sender, for the layer at hand.
+    selected: Vec<Vec<Selected>>,
 }
 
 const SCALES: usize = 0;
@@ -44,7 +45,10 @@ impl Rounds for Reduce {
                 (Some(Packet::Sparse(sparse)), SIGNS) => {
                     encode_range(sparse.within(share.clone()).selected, share, message);
                 }
-                (Some(Packet::Sparse(_)), _) => encode_sums(&self.sums[member.position][index], message),
+                (Some(Packet::Sparse(_)), _) => {
+                    let own = setting.share(layer, member.learner);
+                    encode_sums(own.len(), &self.sums[member.position][index], message);
+                }
                 (_, SCALES) => {}
                 (_, SIGNS) => self.whole.send_share(member, layer, share, message),
                 (_, _) => self.whole.send_average((member.position, index), message),
@@ -65,17 +69,13 @@ impl Rounds for Reduce {
             if setting.is_whole(layer) {
                 return self.whole.take_shares((position, index), share, contents);
             }
-            let sums = slot(slot(&mut self.sums, position), index);
-            sums.clear();
-            sums.resize(share.len(), 0);
             for (sender, bytes) in contents.iter_mut().enumerate() {
-                self.selected.clear();
-                decode_range(bytes, share.clone(), layer, &mut self.selected)
+                let selected = slot(&mut self.selected, sender);
+                selected.clear();
+                decode_range(bytes, share.clone(), layer, selected)
                     .map_err(|cause| Fault { sender, cause: cause.into() })?;
-                for element in &self.selected {
-                    sums[element.index() - share.start] += if element.is_negative() { -1 } else { 1 };
-                }
             }
+            add_signs(&self.selected, share, slot(slot(&mut self.sums, position), index));
             Ok(())
         })
     }
@@ -102,16 +102,21 @@ impl Rounds for Reduce {
         Ok(None)
     }
 
-    fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
+    fn write(&mut self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
         for (index, &layer) in setting.layers.iter().enumerate() {
             if setting.is_whole(layer) {
                 self.whole.write(index, output[index]);
                 continue;
             }
-            output[index].fill(0.0);
-            for &(element, sum) in &self.results[index] {
-                output[index][element as usize] = sum as f32 * self.scales[index] / setting.learners as f32;
-            }
+            let mut rest = self.results[index].as_slice();
+            write_blocks(output[index], 1.0, |start, average| {
+                while let [(element, sum), after @ ..] = rest
+                    && let Some(value) = average.get_mut(*element as usize - start)
+                {
+                    *value = *sum as f32 * self.scales[index] / setting.learners as f32;
+                    rest = after;
+                }
+            });
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::member::Member;
 use crate::setting::Setting;
 use crate::strategy::{Addressing, Fault, Rounds, send_layers, take_layers};
 use adacomp::codec::{decode_range, encode_range};
-use adacomp::{DecodeError, Packet, Selected, Sending, Sparse};
+use adacomp::{DecodeError, Packet, Selected, Sending, write_blocks};
 use std::ops::Range;
 
 #[derive(Default)]
@@ -105,17 +105,26 @@ impl Rounds for Sharded {
         Ok(None)
     }
 
-    fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
+    fn write(&mut self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
         for (index, &layer) in setting.layers.iter().enumerate() {
             if setting.is_whole(layer) {
                 self.whole.write(index, output[index]);
                 continue;
             }
-            output[index].fill(0.0);
-            for (owner, OwnerResult { scale, selected }) in self.results[index].iter().enumerate() {
-                let packet = Packet::Sparse(Sparse { values: [*scale, -scale], selected });
-                packet.add_to(&mut output[index][setting.share(layer, owner)]);
-            }
+            // Owner after owner, each element after element.
+            let elements = self.results[index].iter().enumerate().flat_map(|(owner, result)| {
+                let first = setting.share(layer, owner).start;
+                result.selected.iter().map(move |element| {
+                    let value = if element.is_negative() { -result.scale } else { result.scale };
+                    (first + element.index(), value)
+                })
+            });
+            let mut elements = elements.peekable();
+            write_blocks(output[index], 1.0, |start, block| {
+                while let Some((at, value)) = elements.next_if(|(at, _)| *at < start + block.len()) {
+                    block[at - start] = value;
+                }
+            });
         }
     }
 }

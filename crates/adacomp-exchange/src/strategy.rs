@@ -150,5 +150,5 @@ pub(crate) trait Rounds: Send + Sync {
     ) -> Result<Option<usize>, Fault>;
 
     /// Writes the averaged gradient, a slice for each of the group's layers.
-    fn write(&self, setting: &Setting<'_>, output: &mut [&mut [f32]]);
+    fn write(&mut self, setting: &Setting<'_>, output: &mut [&mut [f32]]);
 }

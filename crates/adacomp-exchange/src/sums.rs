@@ -9,19 +9,54 @@ use adacomp::codec::{
     BitReader, BitWriter, decode_range, encode_range, read_varint, usual_parameter, write_varint,
 };
 use adacomp::{DecodeError, Selected};
+use std::ops::Range;
 
-/// Appends sums to `out`.
-pub fn encode_sums(sums: &[i32], out: &mut Vec<u8>) {
-    let mut magnitudes: Vec<u32> = sums.iter().map(|sum| sum.unsigned_abs()).collect();
-    let nonzero = || sums.iter().enumerate().filter(|(_, sum)| **sum != 0);
-    if is_crowded(nonzero().count(), sums.len()) {
-        encode_larger(&magnitudes, 1, out);
+/// Elements whose signs are added up in the nearest cache.
+const BLOCK: usize = 1 << 12;
+
+/// Adds up the signs of all senders, each with its selection from a range in ascending order: the elements whose sum is not 0, by
+/// their offset in the range, and the sum.
+pub(crate) fn add_signs(senders: &[Vec<Selected>], range: Range<usize>, sums: &mut Vec<(u32, i32)>) {
+    sums.clear();
+    let mut rests: Vec<&[Selected]> = senders.iter().map(Vec::as_slice).collect();
+    let (mut block, mut touched) = ([0i32; BLOCK], [0u64; BLOCK / 64]);
+    for start in range.clone().step_by(BLOCK) {
+        for rest in &mut rests {
+            while let [element, after @ ..] = *rest
+                && element.index() < start + BLOCK
+            {
+                let index = element.index() - start;
+                block[index] += if element.is_negative() { -1 } else { 1 };
+                touched[index / 64] |= 1 << (index % 64);
+                *rest = after;
+            }
+        }
+        for (word, bits) in touched.iter_mut().enumerate() {
+            while *bits != 0 {
+                let index = 64 * word + bits.trailing_zeros() as usize;
+                match std::mem::take(&mut block[index]) {
+                    0 => {}
+                    sum => sums.push(((start - range.start + index) as u32, sum)),
+                }
+                *bits &= *bits - 1;
+            }
+        }
+    }
+}
+
+/// Appends the sums of so many elements to `out`: those that are not 0, by ascending index.
+pub fn encode_sums(elements: usize, sums: &[(u32, i32)], out: &mut Vec<u8>) {
+    let mut magnitudes: Vec<u32> = sums.iter().map(|(_, sum)| sum.unsigned_abs()).collect();
+    if is_crowded(sums.len(), elements) {
+        let mut all = vec![0; elements];
+        sums.iter().for_each(|(index, sum)| all[*index as usize] = sum.unsigned_abs());
+        encode_larger(&all, 1, out);
         let mut bits = BitWriter::new(out);
-        nonzero().for_each(|(_, sum)| bits.write(u64::from(*sum < 0), 1));
+        sums.iter().for_each(|(_, sum)| bits.write(u64::from(*sum < 0), 1));
         bits.finish();
     } else {
-        let selected: Vec<_> = nonzero().map(|(index, &sum)| Selected::new(index as u32, sum < 0)).collect();
-        encode_range(&selected, 0..sums.len(), out);
+        let selected: Vec<_> = sums.iter().map(|&(index, sum)| Selected::new(index, sum < 0)).collect();
+        encode_range(&selected, 0..elements, out);
     }
     for level in 1.. {
         magnitudes.retain(|&magnitude| magnitude >= level);
@@ -137,7 +172,8 @@ fn decode_larger(bytes: &mut &[u8], layer: usize, reached: &[u32]) -> Result<Vec
 
 #[cfg(test)]
 mod tests {
-    use super::{decode_sums, encode_sums};
+    use super::{BLOCK, add_signs, decode_sums, encode_sums};
+    use adacomp::Selected;
 
     fn random(seed: &mut u64, end: u64) -> u64 {
         *seed ^= *seed << 13;
@@ -156,6 +192,37 @@ mod tests {
         (0..elements).map(|_| (0..learners).map(|_| one(seed)).sum()).collect()
     }
 
+    fn encoded(sums: &[i32]) -> Vec<u8> {
+        let nonzero = (0..).zip(sums.iter().copied()).filter(|(_, sum)| *sum != 0);
+        let mut bytes = Vec::new();
+        encode_sums(sums.len(), &nonzero.collect::<Vec<_>>(), &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn signs_add_up() {
+        let mut seed = 3;
+        for (range, rare) in [(0..0, 2), (5..6, 1), (100..100 + 3 * BLOCK + 17, 10), (7..BLOCK + 7, 1)] {
+            let mut expected = vec![0; range.len()];
+            let sender = |_| {
+                let mut selected = Vec::new();
+                for index in range.clone() {
+                    if random(&mut seed, rare) == 0 {
+                        let negative = random(&mut seed, 2) == 0;
+                        expected[index - range.start] += if negative { -1 } else { 1 };
+                        selected.push(Selected::new(index as u32, negative));
+                    }
+                }
+                selected
+            };
+            let senders: Vec<_> = (0..4).map(sender).collect();
+            let mut sums = vec![(9, 9)];
+            add_signs(&senders, range, &mut sums);
+            let expected: Vec<_> = (0..).zip(expected).filter(|(_, sum)| *sum != 0).collect();
+            assert_eq!(sums, expected);
+        }
+    }
+
     #[test]
     fn sums_survive_and_stay_near_their_entropy() {
         let mut seed = 7;
@@ -163,8 +230,7 @@ mod tests {
             [(1, 100), (2, 100), (8, 100), (32, 100), (64, 100), (128, 100), (128, 18), (1024, 18), (3, 1)]
         {
             let sums = sums(60_000, learners, rare, &mut seed);
-            let mut bytes = Vec::new();
-            encode_sums(&sums, &mut bytes);
+            let bytes = encoded(&sums);
             let (mut rest, mut decoded) = (bytes.as_slice(), vec![0; sums.len()]);
             decode_sums(&mut rest, 0, sums.len(), learners as u32, |index, sum| decoded[index] = sum)
                 .unwrap();
@@ -183,8 +249,7 @@ mod tests {
     fn bad_bytes_are_refused() {
         let mut seed = 9;
         let sums = sums(500, 8, 10, &mut seed);
-        let mut good = Vec::new();
-        encode_sums(&sums, &mut good);
+        let good = encoded(&sums);
         for length in 0..good.len() {
             let mut rest = &good[..length];
             assert!(decode_sums(&mut rest, 0, 500, 8, |_, _| {}).is_err(), "length {length}");

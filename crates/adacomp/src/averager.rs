@@ -1,12 +1,10 @@
 //! The frames of all learners into the gradient that they share.
 
 use crate::error::AverageError;
+use crate::kernel::write_blocks;
 use crate::layout::Layout;
 use crate::wire::{Expected, Frame};
 use std::sync::Arc;
-
-/// Elements that are zeroed, summed and divided while they are in a near cache, so that the output goes through memory once.
-const BLOCK: usize = 1 << 14;
 
 /// Averages the frames of a step. It keeps its memory from step to step.
 #[derive(Debug, Clone)]
@@ -15,6 +13,8 @@ pub struct Averager {
     frames: Vec<Frame>,
     /// Whether the frames are a step's that can be averaged.
     ready: bool,
+    /// While a layer is written, for each frame how many of its elements have been.
+    written: Vec<usize>,
 }
 
 /// What became of a step.
@@ -33,7 +33,7 @@ pub enum Outcome {
 impl Averager {
     /// An averager for frames of this layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
-        Self { layout: layout.into(), frames: Vec::new(), ready: false }
+        Self { layout: layout.into(), frames: Vec::new(), ready: false, written: Vec::new() }
     }
 
     /// Averages the frames of learners 0, 1, ... of one step into `output`, which has a slice for each layer.
@@ -98,7 +98,7 @@ impl Averager {
 
     /// The second half: writes the average of the frames that were checked last. `output` has a slice for each layer that
     /// they have, in their order.
-    pub fn write(&self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
+    pub fn write(&mut self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
         let first = self.frames.first().filter(|_| self.ready).ok_or(AverageError::Empty)?;
         let mut layers = first.packets().map(|(layer, _)| self.layout[layer].elements());
         for position in 0..output.len().max(layers.len()) {
@@ -108,17 +108,17 @@ impl Averager {
                 return Err(AverageError::Output { position, expected, actual });
             }
         }
-        let share = 1.0 / self.frames.len() as f32;
+        drop(layers);
+        let Self { frames, written, .. } = self;
+        let share = 1.0 / frames.len() as f32;
         for (position, slice) in output.iter_mut().enumerate() {
-            for (number, block) in slice.chunks_mut(BLOCK).enumerate() {
-                block.fill(0.0);
-                for frame in &self.frames {
-                    frame.packet_at(position).add_part_to(number * BLOCK, block);
+            written.clear();
+            written.resize(frames.len(), 0);
+            write_blocks(slice, share, |start, sum| {
+                for (frame, written) in frames.iter().zip(&mut *written) {
+                    frame.packet_at(position).add_block(start, sum, written);
                 }
-                if share != 1.0 {
-                    block.iter_mut().for_each(|value| *value *= share);
-                }
-            }
+            });
         }
         Ok(())
     }

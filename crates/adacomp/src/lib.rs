@@ -26,7 +26,7 @@ pub use compressor::{Compressor, Sending};
 pub use error::{AverageError, CompressError, DecodeError, PolicyError, StateError};
 pub use gradient::Gradient;
 pub use half;
-pub use kernel::Kernel;
+pub use kernel::{Kernel, write_blocks};
 pub use layout::{Layer, Layout, MAX_ELEMENTS};
 pub use packet::{Packet, Selected, Sparse};
 pub use policy::{Kind, MAX_BIN, Parameter, Policy, Treatment};

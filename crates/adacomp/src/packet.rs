@@ -94,16 +94,22 @@ impl Packet<'_> {
         }
     }
 
-    /// Adds the elements from `start` on for which `block` has room.
-    pub(crate) fn add_part_to(&self, start: usize, block: &mut [f32]) {
-        let range = start..start + block.len();
+    /// Adds the elements from `start` on for which `block` has room. `next` is the first selected element that counts, and moves
+    /// past those that were added: a layer is added block by block from its start, with a `next` that starts at 0.
+    ///
+    /// # Panics
+    /// If the layer ends before the block does.
+    pub(crate) fn add_block(&self, start: usize, block: &mut [f32], next: &mut usize) {
         match self {
             Self::Dense(values) => {
-                block.iter_mut().zip(&values[range]).for_each(|(sum, value)| *sum += value);
+                let values = &values[start..start + block.len()];
+                block.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
             }
             Self::Sparse(sparse) => {
-                for element in sparse.within(range).selected {
-                    block[element.index() - start] += sparse.values[element.sign()];
+                for element in &sparse.selected[*next..] {
+                    let Some(sum) = block.get_mut(element.index() - start) else { break };
+                    *sum += sparse.values[element.sign()];
+                    *next += 1;
                 }
             }
         }

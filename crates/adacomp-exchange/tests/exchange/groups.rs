@@ -2,7 +2,7 @@
 
 use crate::support::{LIMIT, STRATEGIES, Trace, bits, gradient, gradients, model, output, residuals, run};
 use adacomp::{Outcome, Packet, Selected};
-use adacomp_exchange::{Exchange, Local, Protocol, Strategy, local};
+use adacomp_exchange::{Exchange, Local, Protocol, Strategy, Writing, local};
 
 const LEARNERS: usize = 3;
 
@@ -16,13 +16,11 @@ fn on_threads<T: Send>(work: impl Fn(usize, Local) -> T + Sync) -> Vec<T> {
     })
 }
 
-/// Writes all groups, each layer where it belongs.
-fn write(protocol: &Protocol, groups: &[&[usize]], output: &mut [Vec<f32>]) {
-    for (number, layers) in groups.iter().enumerate() {
-        let slices = output.iter_mut().enumerate().filter(|(layer, _)| layers.contains(layer));
-        let mut slices: Vec<&mut [f32]> = slices.map(|(_, values)| values.as_mut_slice()).collect();
-        protocol.write(number, &mut slices);
-    }
+/// Writes a group, each layer where it belongs.
+fn write(protocol: &mut Protocol, group: usize, layers: &[usize], output: &mut [Vec<f32>]) {
+    let slices = output.iter_mut().enumerate().filter(|(layer, _)| layers.contains(layer));
+    let mut slices: Vec<&mut [f32]> = slices.map(|(_, values)| values.as_mut_slice()).collect();
+    protocol.write(group, &mut slices);
 }
 
 #[test]
@@ -43,8 +41,14 @@ fn groups_as_given_change_nothing() {
                     }
                 }
                 let mut output = output(&model());
-                let outcome = exchange.finish_with(|protocol| write(protocol, groups, &mut output)).unwrap();
-                assert_eq!(outcome, Outcome::Averaged);
+                let writing = if step < 3 { Writing::Sure } else { Writing::MayBeRefused };
+                let mut written = Vec::new();
+                let outcome = exchange.finish_with(writing, |protocol, group| {
+                    written.push(group);
+                    write(protocol, group, groups[group], &mut output);
+                });
+                assert_eq!(outcome.unwrap(), Outcome::Averaged);
+                assert_eq!(written, Vec::from_iter(0..groups.len()));
                 trace.averages.push(output.iter().flat_map(|layer| bits(layer)).collect());
             }
             trace.residuals.push(residuals(exchange.protocol(), learner));
@@ -52,6 +56,50 @@ fn groups_as_given_change_nothing() {
         });
         assert_eq!(traces, run(LEARNERS, LEARNERS, 6, strategy), "{strategy:?}");
     }
+}
+
+/// A NaN in the first or the last group of a step whose verdicts leave early: all learners drop it, whatever was written.
+#[test]
+fn a_bad_gradient_drops_the_step_for_all() {
+    let groups: [&[usize]; 2] = [&[2], &[0, 1, 3, 4]];
+    for strategy in STRATEGIES {
+        for bad in [2, 0] {
+            on_threads(|learner, collective| {
+                let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+                let mut gradients = gradients(&model(), learner, 0);
+                if learner == 1 {
+                    gradients[bad][7] = f32::NAN;
+                }
+                for group in groups {
+                    exchange.begin_group(group).unwrap();
+                    for &layer in group {
+                        exchange.give(learner, layer, gradients[layer].as_slice().into()).unwrap();
+                    }
+                }
+                let mut output = output(&model());
+                let outcome = exchange.finish_with(Writing::Sure, |protocol, group| {
+                    write(protocol, group, groups[group], &mut output);
+                });
+                assert_eq!(outcome.unwrap(), Outcome::NonFinite { learner: 1 }, "{strategy:?}, layer {bad}");
+                // Nobody has sent anything, so everything of layers that are compressed is still there.
+                if strategy != Strategy::Dense && learner != 1 {
+                    let kept = exchange.protocol().compressor(learner).unwrap().residual(2).unwrap().to_vec();
+                    assert_eq!(kept, gradients[2], "{strategy:?}, layer {bad}");
+                }
+            });
+        }
+    }
+}
+
+/// Others have been told that it is good.
+#[test]
+#[should_panic(expected = "sure to be used")]
+fn an_average_that_is_sure_cannot_be_refused() {
+    let collective = local(1, 1, LIMIT).remove(0);
+    let mut exchange = Exchange::new(collective, model(), Strategy::Gather).unwrap();
+    exchange.begin_group(&[2]).unwrap();
+    exchange.give(0, 2, gradient(0, 0, 2, 2400).as_slice().into()).unwrap();
+    let _ = exchange.finish_with(Writing::Sure, |protocol, _| protocol.reject_average());
 }
 
 /// An average that one learner cannot use, in steps without some layers: residuals keep it all.
@@ -66,7 +114,7 @@ fn an_average_that_is_rejected_is_not_lost() {
                 kept.iter_mut().zip(&gradient).for_each(|(sum, value)| *sum += value);
                 exchange.begin_group(&[2]).unwrap();
                 exchange.give(learner, 2, gradient.as_slice().into()).unwrap();
-                let outcome = exchange.finish_with(|protocol| {
+                let outcome = exchange.finish_with(Writing::MayBeRefused, |protocol, _| {
                     if learner == 1 {
                         protocol.reject_average();
                     }
@@ -102,7 +150,8 @@ fn selections_from_elsewhere_are_taken() {
                 exchange.begin_group(&[2]).unwrap();
                 exchange.give_selection(learner, 2, &maxima, &selected).unwrap();
                 let mut output = output(&model());
-                let outcome = exchange.finish_with(|protocol| write(protocol, &[&[2]], &mut output));
+                let outcome = exchange
+                    .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output));
                 assert_eq!(outcome.unwrap(), Outcome::Averaged);
                 let protocol = exchange.protocol();
                 let compressor = protocol.compressor(learner).unwrap();
@@ -130,7 +179,9 @@ fn everything_can_go_by_other_means() {
                 exchange.begin_group(&[2]).unwrap();
                 exchange.give(learner, 2, gradient.as_slice().into()).unwrap();
                 let mut output = output(&model());
-                let _ = exchange.finish_with(|protocol| write(protocol, &[&[2]], &mut output)).unwrap();
+                let _ = exchange
+                    .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output))
+                    .unwrap();
                 sent.iter_mut().zip(&output[2]).for_each(|(sum, value)| *sum += f64::from(*value));
             }
             let protocol = exchange.protocol();
@@ -194,7 +245,9 @@ fn unused_layers_send_nothing_after_loading_either() {
             exchange.begin_group(&[2]).unwrap();
             exchange.give(learner, 2, gradient.into()).unwrap();
             let mut output = output(&model());
-            let outcome = exchange.finish_with(|protocol| write(protocol, &[&[2]], &mut output)).unwrap();
+            let outcome = exchange
+                .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output))
+                .unwrap();
             assert_eq!(outcome, Outcome::Averaged);
             output.remove(2)
         };

@@ -13,11 +13,13 @@ mod avx512;
 mod cursor;
 mod prefetch;
 mod scalar;
+mod stream;
 #[cfg(test)]
 mod testkit;
 
 use crate::packet::Selected;
 pub(crate) use prefetch::prefetch;
+pub use stream::write_blocks;
 
 /// Consecutive bins of one tensor, all of one length.
 pub(crate) struct Run<'a> {
