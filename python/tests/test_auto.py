@@ -48,7 +48,16 @@ def test_the_slowest_learner_counts():
 
 
 def test_a_hopeless_trial_ends_early():
+    world = World(0.1, 0.3)
+    world.run(50)
+    assert world.ran.count(False) == auto.CHANGE + 2
+    # One step is enough if it takes as long as that.
     world = World(0.01, 100.0)
+    world.run(50)
+    assert world.ran.count(False) == 1
+    assert world.ran[-1] and world.auto.reason.endswith("10 ms and a dense one 1e+05 ms on the slowest learner")
+    # A hiccup of the loop does not last as long.
+    world = World(0.01, 1.0)
     world.run(50)
     assert world.ran.count(False) == auto.CHANGE + 2
 
@@ -57,7 +66,7 @@ def test_trials_come_again_and_take_little():
     world = World(0.01, 0.5)
     world.run(60_000)
     dense = world.ran.count(False)
-    assert dense >= 2 * (auto.CHANGE + 2), "there was no second trial"
+    assert dense >= 2, "there was no second trial"
     first = auto.WARM_UP + auto.SAMPLE + auto.CHANGE + auto.SAMPLE
     later = sum(not compress for compress in world.ran[first + 1 :])
     assert later * 0.5 < 1.5 * auto.TRIALS * world.now
@@ -109,7 +118,7 @@ def test_learners_agree_on_the_faster_way(learners, slow):
     results = learners(2).run(slow_way, slow)
     for compressing, steps, why in results:
         assert compressing == (slow == "dense"), why
-        assert steps["compressed"] > 5 and steps["dense"] > 2
+        assert steps["compressed"] > 5 and steps["dense"] >= 1
     assert results[0] == results[1]
 
 

@@ -13,8 +13,11 @@ WARM_UP = 3
 CHANGE = 1
 # Steps that are timed of each way.
 SAMPLE = 5
-# A trial of the other way ends early if it takes so many times as long.
+# A trial of the other way ends early if it takes so many times as long, by two steps; or by the first one, if that is also so
+# many seconds, for which a hiccup of the loop would be long.
 HOPELESS = 2.0
+HOPELESS_AT_ONCE = 5.0
+LONG = 2.0
 # Compression must take less than this share of the dense time to be chosen, so that noise does not choose it.
 GAIN = 0.98
 # The share of all time that later trials may take, and the fewest steps between them.
@@ -36,6 +39,7 @@ class Auto:
         self._timed = 0
         self._until_trial = 0
         self._last = None
+        self._last_seconds = 0.0
 
     @property
     def compressing(self):
@@ -60,6 +64,7 @@ class Auto:
         return self._compress
 
     def _note(self, seconds):
+        self._last_seconds = seconds
         if self._skip > 0:
             self._skip -= 1
         else:
@@ -77,13 +82,22 @@ class Auto:
         return self._agree([median(self._times[True]), median(self._times[False])])
 
     def _trial_is_over(self):
-        if self._timed < 2:
-            return False
         if self._timed >= SAMPLE:
             return True
+        times = self._times[self._compress]
+        if self._timed >= 2:
+            return self._is_slower(HOPELESS)
+        # On a slow link one step may take minutes. It counts only if it is the last.
+        times.append(self._last_seconds)
+        over = self._is_slower(HOPELESS_AT_ONCE, LONG)
+        if not over:
+            times.pop()
+        return over
+
+    def _is_slower(self, factor, seconds=0.0):
         compressed, dense = self._medians()
         tried, other = (compressed, dense) if self._compress else (dense, compressed)
-        return tried > HOPELESS * other
+        return tried > max(factor * other, seconds)
 
     def _choose(self):
         compressed, dense = self._medians()

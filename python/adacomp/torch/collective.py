@@ -1,12 +1,12 @@
 """Messages between learners over a PyTorch process group.
 
 Process groups move tensors of equal size, messages have any. So each message travels in a row with a header, of a capacity that
-all learners know: it follows from the longest message of the last time. Only if a message is longer is there a second round, for
-the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
+all learners know: it follows from the longest messages of the last times. Only if a message is longer is there a second round,
+for the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
 """
 
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,6 +16,13 @@ import torch.distributed as dist
 
 # The length of the message, and of the longest message of its sender.
 HEADER = 8
+
+# The position of rounds that are not of a step.
+ASIDE = -1
+
+# Times for which a longest message is remembered. Lengths go up and down from step to step, but after a change, such as new
+# buckets, rows must not stay too long.
+REMEMBERED = 8
 
 
 @dataclass
@@ -39,8 +46,9 @@ class Collective:
         # Bytes handed to the process group for other learners.
         self.sent = 0
         self._pending = deque()
-        # By position of the round in the step: what is long in one bucket is long there the next time, too.
-        self._capacities = {}
+        # The longest messages of the last times, by position of the round in the step: what is long in one bucket is long there
+        # the next time, too.
+        self._longest = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._position = 0
 
     @classmethod
@@ -66,7 +74,7 @@ class Collective:
 
     def forget_lengths(self):
         """Rounds will have other lengths from now on."""
-        self._capacities.clear()
+        self._longest.clear()
 
     def begin_step(self):
         """The rounds that follow are counted from 0 again."""
@@ -79,8 +87,8 @@ class Collective:
         self._start(messages, False)
 
     def to_all(self, message):
-        """A round of its own: all learners' messages."""
-        self.start_to_all(message)
+        """A round of its own, aside from those of a step: all learners' messages."""
+        self._start([message], True, ASIDE)
         return self.finish()
 
     def finish(self):
@@ -98,13 +106,14 @@ class Collective:
                 row[: len(end)] = numpy.frombuffer(end, numpy.uint8)
             work, _, incoming = self._move(rest, oldest.to_all)
             parts.append(self._rows(work, incoming))
-        self._capacities[oldest.position] = _next_capacity(oldest.capacity, longest)
+        self._longest[oldest.position].append(longest)
         whole = numpy.concatenate(parts, axis=1) if len(parts) > 1 else fronts
         return [row[:length].tobytes() for row, length in zip(whole, lengths)]
 
-    def _start(self, messages, to_all):
-        position, self._position = self._position, self._position + 1
-        capacity = self._capacities.get(position, 0)
+    def _start(self, messages, to_all, position=None):
+        if position is None:
+            position, self._position = self._position, self._position + 1
+        capacity = _capacity(max(self._longest[position], default=0))
         longest = max(len(message) for message in messages)
         if longest >= 2**32:
             raise ValueError("a bucket's message of 4 GiB or more; use a smaller bucket_cap_mb")
@@ -141,9 +150,9 @@ class Collective:
             raise RuntimeError(f"no answer within {self.limit}: a learner has died, hangs, or is slower")
 
 
-def _next_capacity(capacity, longest):
-    """A little more than the longest message, and no sudden less: lengths go up and down from step to step."""
-    return max(longest + longest // 32, capacity - capacity // 32)
+def _capacity(longest):
+    """A little more than the longest message."""
+    return longest + longest // 32
 
 
 def _limit_of(group, device):

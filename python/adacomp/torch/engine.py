@@ -226,7 +226,6 @@ class Engine:
     def _largest(self, numbers):
         """The largest of all learners for each of the numbers."""
         form = f"<{len(numbers)}d"
-        self.collective.begin_step()
         told = self.collective.to_all(struct.pack(form, *numbers))
         return [max(column) for column in zip(*(struct.unpack(form, each) for each in told))]
 

@@ -46,7 +46,6 @@ def _read(state, parameters):
 
 def _consolidated(engine):
     """The average over learners of all that they keep, as the state of one learner alone."""
-    engine.collective.begin_step()
     tag = f"consolidate {engine.exchange.step}".encode()
     if any(other != tag for other in engine.collective.to_all(tag)):
         raise RuntimeError("state_dict(consolidate=True) must be called by all learners, after the same step")
