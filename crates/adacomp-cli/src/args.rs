@@ -21,7 +21,8 @@ const EXAMPLES: &str = "Examples:
   adacomp compare mnist-cnn --learners 8           the same on MNIST, with a report to look at
   adacomp train cifar10-cnn --strategy sharded     one run, with checkpoints
   adacomp train --resume runs/cifar10-cnn-1        go on with it
-  mpirun -n 4 adacomp train mnist-cnn --engine mpi four processes, also on four machines";
+  mpirun -n 4 adacomp train mnist-cnn --engine mpi four processes, also on four machines
+  adacomp plan resnet18 --learners 8 --bandwidth 1gbit --compute 0.3s    whether it would pay";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -38,6 +39,13 @@ pub(crate) enum Command {
     /// Fetch data, or see where it is
     #[command(subcommand, after_help = "Example:\n  adacomp data get mnist")]
     Data(DataCommand),
+    /// Predict the time of a step on a link, dense and compressed, before anything is run
+    #[command(
+        after_help = "Examples:\n  adacomp plan resnet18 --learners 8 --bandwidth 1gbit --latency 0.2ms --compute 0.3s\n  \
+                      adacomp plan 4096x2048,4096,1000x4096,1000 --learners 64 --bandwidth 10gbit --compute 50ms\n  \
+                      adacomp plan --calibrate"
+    )]
+    Plan(PlanArguments),
     /// Show what is in a frame or a checkpoint
     #[command(after_help = "Example:\n  adacomp inspect runs/digits-1")]
     Inspect {
@@ -93,6 +101,40 @@ pub(crate) struct CompareArguments {
     pub(crate) schemes: Vec<Scheme>,
     #[command(flatten)]
     pub(crate) training: TrainingArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArguments {
+    /// A recipe, a safetensors file, or the shapes of all layers: 4096x2048,4096,1000x4096,1000
+    #[arg(required_unless_present_any = ["calibrate", "check"])]
+    pub(crate) model: Option<String>,
+    /// Learners, 1 to 10,000
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) learners: usize,
+    /// What a learner's link carries each way: 100mbit, 1gbit, 2.5gbit
+    #[arg(long, value_name = "SPEED", default_value = "1gbit")]
+    pub(crate) bandwidth: String,
+    /// How long a short message takes: 50us, 0.2ms
+    #[arg(long, value_name = "TIME", default_value = "0.1ms")]
+    pub(crate) latency: String,
+    /// What a step takes without communication: 300ms, 1.5s
+    #[arg(long, value_name = "TIME", default_value = "0.3s")]
+    pub(crate) compute: String,
+    /// How many times smaller kernels of convolutions get
+    #[arg(long, value_name = "TIMES", default_value_t = 50.0)]
+    pub(crate) conv_rate: f64,
+    /// How many times smaller matrices get
+    #[arg(long, value_name = "TIMES", default_value_t = 300.0)]
+    pub(crate) matrix_rate: f64,
+    /// Measure first what computing takes on this machine, and keep that for later
+    #[arg(long)]
+    pub(crate) calibrate: bool,
+    /// Compare predictions with results of `cargo xtask bench network`
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    pub(crate) check: Option<PathBuf>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// How to train. What is not given is the recipe's, or with --resume the checkpoint's.

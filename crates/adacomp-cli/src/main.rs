@@ -13,6 +13,7 @@ mod history;
 mod meter;
 mod models;
 mod optimizer;
+mod plan;
 mod progress;
 mod recipes;
 mod report;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Some(Command::Compare(arguments)) => commands::compare::run(&arguments),
         Some(Command::Recipes) => commands::recipes::run(),
         Some(Command::Data(command)) => commands::data::run(&command),
+        Some(Command::Plan(arguments)) => commands::plan::run(&arguments),
         Some(Command::Inspect { file }) => commands::inspect::run(&file),
     };
     match result {

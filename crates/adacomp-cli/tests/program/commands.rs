@@ -31,6 +31,7 @@ fn every_command_explains_itself() {
         ("data --help", "get"),
         ("recipes --help", "recipes"),
         ("inspect --help", "checkpoint"),
+        ("plan --help", "adacomp plan resnet18 --learners 8"),
         ("recipes", "shakespeare-transformer"),
         ("data list", "by hand: input.txt"),
         ("data where", "cache"),

@@ -4,5 +4,6 @@ mod bad_input;
 mod checkpoints;
 mod commands;
 mod data;
+mod plan;
 mod support;
 mod training;

@@ -1,0 +1,135 @@
+//! Predictions: of models in all forms, and beside what was measured.
+
+use crate::support::{Folder, run, succeed};
+use serde_json::Value;
+use std::path::Path;
+
+fn plan(folder: &Folder, arguments: &str) -> Value {
+    succeed(folder.path(), &format!("plan {arguments} --json")).json().remove(0)
+}
+
+/// A number of one way's prediction.
+fn number(plan: &Value, way: usize, name: &str) -> f64 {
+    plan["predictions"][way][name].as_f64().unwrap_or_else(|| panic!("{name} of {plan}"))
+}
+
+const DENSE: usize = 0;
+const GATHER: usize = 1;
+const REDUCE: usize = 2;
+const SHARDED: usize = 3;
+
+#[test]
+fn slow_links_want_compression_and_fast_ones_do_not_need_it() {
+    let folder = Folder::new();
+    let slow = plan(&folder, "resnet18 --learners 8 --bandwidth 100mbit --compute 0.3s");
+    assert!(number(&slow, GATHER, "step") < 0.2 * number(&slow, DENSE, "step"), "{slow}");
+    assert_ne!(slow["recommendation"], "dense");
+    let fast = plan(&folder, "resnet18 --learners 8 --bandwidth 400gbit --compute 2s");
+    assert_eq!(fast["recommendation"], "dense", "{fast}");
+    // The ring of 11 million gradients.
+    let ring = 2.0 * 7.0 / 8.0 * 4.0 * 11_173_962.0;
+    assert!((number(&slow, DENSE, "bytes") / ring - 1.0).abs() < 1e-9);
+    // Little to compute, much to send: it pays whatever the link, and what never does says so, too.
+    let matrices = plan(&folder, "8192x8192 --learners 2 --compute 50ms");
+    assert_eq!(matrices["predictions"][GATHER]["break_even"], "any", "{matrices}");
+    assert_eq!(matrices["predictions"][DENSE]["break_even"], "never");
+    let alone = plan(&folder, "resnet18 --learners 1 --compute 0.3s");
+    assert_eq!(number(&alone, GATHER, "step"), 0.3);
+    assert_eq!(alone["recommendation"], "dense");
+}
+
+#[test]
+fn traffic_grows_with_learners_as_the_strategies_say() {
+    let folder = Folder::new();
+    let bytes = |learners: usize, way| {
+        let plan = plan(&folder, &format!("4096x4096,4096 --learners {learners} --bandwidth 1gbit"));
+        number(&plan, way, "bytes")
+    };
+    let growth = |way| bytes(10_000, way) / bytes(100, way);
+    assert!((90.0..110.0).contains(&growth(GATHER)));
+    // What is around the elements of a message is sent to each learner.
+    assert!(growth(REDUCE) < 15.0 && growth(SHARDED) < 4.0);
+    let table =
+        succeed(folder.path(), "plan 1000x1000 --learners 128 --matrix-rate 350 --json").json().remove(0);
+    // Of one layer of a million elements, as the traffic benchmark counts them; its rate is about 350.
+    for (way, measured) in [(GATHER, 1_448_989.0), (REDUCE, 295_551.0), (SHARDED, 34_337.0)] {
+        let predicted = number(&table, way, "bytes");
+        assert!((0.8..1.25).contains(&(predicted / measured)), "{predicted} {measured}");
+    }
+}
+
+/// At break-even a step takes as long both ways.
+#[test]
+fn break_even_is_where_it_says() {
+    let folder = Folder::new();
+    let model = "4096x4096,4096 --learners 500 --compute 1s";
+    let link = number(&plan(&folder, &format!("{model} --bandwidth 1gbit")), GATHER, "break_even");
+    let ratio = |factor: f64| {
+        let plan = plan(&folder, &format!("{model} --bandwidth {}kbit", factor * link / 125.0));
+        number(&plan, GATHER, "step") / number(&plan, DENSE, "step")
+    };
+    assert!(ratio(0.9) < 1.0 && (0.99..1.01).contains(&ratio(1.0)) && ratio(1.1) > 1.0, "{link}");
+}
+
+#[test]
+fn files_are_read_and_tables_are_printed() {
+    let folder = Folder::new();
+    succeed(folder.path(), "train digits --steps 2 --out run");
+    let file = "run/checkpoint-00000002/weights.safetensors";
+    let of_file = plan(&folder, &format!("{file} --learners 4"));
+    let of_recipe = plan(&folder, "digits --learners 4");
+    assert_eq!(of_file["model"]["elements"], of_recipe["model"]["elements"]);
+    let table =
+        succeed(folder.path(), "plan digits --learners 4 --bandwidth 10mbit --latency 1ms --compute 5ms");
+    for part in [
+        "digits: 0.1 million gradients",
+        "4 learners, 10 Mbit links, 1.00 ms latency",
+        "pays below",
+        "--calibrate",
+    ] {
+        assert!(table.stdout.contains(part), "{part}\n{}", table.stdout);
+    }
+}
+
+#[test]
+fn this_machine_can_be_measured() {
+    let folder = Folder::new();
+    let ended = succeed(folder.path(), "plan --calibrate");
+    assert!(
+        ended.stdout.contains("to copy an element") && ended.stdout.contains("machine.json"),
+        "{}",
+        ended.stdout
+    );
+    let plan = plan(&folder, "digits");
+    assert_eq!(plan["calibrated"], true);
+    for part in ["copy", "large_bins", "small_bins", "write", "code", "byte", "collective"] {
+        let seconds = plan["machine"][part].as_f64().unwrap();
+        assert!((1e-12..1e-1).contains(&seconds), "{part}: {seconds}");
+    }
+    folder.write("cache/machine.json", b"{}");
+    let ended = run(folder.path(), "plan digits");
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("machine.json is damaged: measure again with --calibrate"),
+        "{}",
+        ended.stderr
+    );
+}
+
+/// The promise that is made for predictions, held to what was measured.
+#[test]
+fn predictions_are_near_what_was_measured() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/network.jsonl");
+    let folder = Folder::new();
+    let ended = succeed(folder.path(), &format!("plan --check {} --json", results.display()));
+    let lines = ended.json();
+    assert!(lines.len() >= 16, "{}", ended.stdout);
+    for line in &lines {
+        let number = |name: &str| line[name].as_f64().unwrap();
+        let error = number("predicted") / number("measured") - 1.0;
+        assert!(line["slow"] == false || error.abs() <= 0.25, "{error:+.2}: {line}");
+        let (measured, predicted) = (number("measured_ratio"), number("predicted_ratio"));
+        assert!(measured < 1.1 || predicted >= 1.0, "{line}");
+        assert!(measured > 1.0 / 1.1 || predicted <= 1.0, "{line}");
+    }
+}
