@@ -1,7 +1,10 @@
 //! The project's one test command, and what needs set-up.
 
 mod avx512;
+mod clusters;
 mod fuzz;
+mod hosts;
+mod network;
 mod python;
 mod shell;
 mod test;
@@ -12,19 +15,24 @@ const HELP: &str = "\
 cargo xtask COMMAND
 
   test                    everything that must hold: the one test command
+  bench network [WORDS]   step times over links of several speeds, as root; WORDS such as `mlp 2 1gbit` choose, with methods
+                          (`gather none`) or `memory` it prints only, and `report` writes the document anew
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
   python                  the Python package alone: style, wheel, tests
+  clusters                what docs/clusters.md says, on two hosts that are network namespaces, as root
   avx512                  the kernel tests on an emulated processor with AVX-512";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["test"] => test::all(),
+        ["bench", "network", ref only @ ..] => network::bench(only),
         ["fuzz", target] => fuzz::run(target, 10_000_000),
         ["fuzz", target, runs] => match runs.parse() {
             Ok(runs) => fuzz::run(target, runs),
             Err(_) => Err(format!("`{runs}` is not a number of runs\n\n{HELP}")),
         },
+        ["clusters"] => clusters::check(),
         ["python"] => python::test(),
         ["avx512"] => avx512::emulated(),
         ["help" | "--help" | "-h"] => {

@@ -1,7 +1,7 @@
 //! Everything that must hold, one step after the other; the first that fails ends it.
 
 use crate::shell::{Result, cargo, command, install, output, root, run};
-use crate::{avx512, fuzz, python};
+use crate::{avx512, clusters, fuzz, network, python};
 use std::time::Instant;
 
 /// All crates with the same features in all steps, because others would have everything built again.
@@ -10,7 +10,7 @@ const WORKSPACE: [&str; 4] =
 
 type Step = (&'static str, fn() -> Result);
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     ("format", format),
     ("lints", lints),
     ("tests", tests),
@@ -18,6 +18,7 @@ const STEPS: [Step; 12] = [
     ("browser", browser),
     ("MPI", mpi),
     ("Python", python::test),
+    ("clusters", clusters::check),
     ("documentation", documentation),
     ("memory checks", memory_checks),
     ("AVX-512", avx512_kernel),
@@ -110,7 +111,8 @@ fn first_command() -> Result {
 }
 
 fn documentation() -> Result {
-    run(cargo(&["doc"]).args(WORKSPACE).arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings"))
+    run(cargo(&["doc"]).args(WORKSPACE).arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings"))?;
+    network::check()
 }
 
 /// The unsafe kernels and the decoder under valgrind.

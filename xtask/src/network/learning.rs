@@ -1,0 +1,52 @@
+//! A learner of the benchmark on each host.
+
+use crate::hosts::{Hosts, run_together};
+use crate::python;
+use crate::shell::{Result, root};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// A run that takes longer is given up.
+const LIMIT: Duration = Duration::from_secs(3 * 3600);
+
+/// What every learner does.
+pub(super) struct Learning<'a> {
+    pub(super) workload: &'a str,
+    pub(super) learners: usize,
+    pub(super) arguments: Vec<String>,
+    /// Whether freed memory stays with the process, as with the allocators that PyTorch's guide to tuning advises. Without it
+    /// a third of a step is the kernel's, handing out cleared pages for each gradient.
+    pub(super) keeps_memory: bool,
+}
+
+impl Learning<'_> {
+    /// The lines of results of the first learner.
+    pub(super) fn run(&self, hosts: &Hosts) -> Result<Vec<String>> {
+        let learners = (0..self.learners).map(|host| self.learner(hosts, host));
+        run_together(learners.collect::<Result<_>>()?, LIMIT)?;
+        let output = fs::read_to_string(output_file(0)).map_err(|error| error.to_string())?;
+        let lines: Vec<_> = output.lines().filter(|line| line.starts_with('{')).map(str::to_owned).collect();
+        if lines.is_empty() { Err(format!("no results:\n{output}")) } else { Ok(lines) }
+    }
+
+    fn learner(&self, hosts: &Hosts, host: usize) -> Result<Command> {
+        let file = fs::File::create(output_file(host)).map_err(|error| error.to_string())?;
+        let mut learner = hosts.on(host);
+        learner.arg(python::environment().join("bin/python"));
+        learner.args(["python/benches/network.py", self.workload, "--interface", "eth"]);
+        learner.args(&self.arguments);
+        learner.envs([("MASTER_ADDR", "machine-1"), ("MASTER_PORT", "29500"), ("GLOO_SOCKET_IFNAME", "eth")]);
+        learner.env("RANK", host.to_string()).env("WORLD_SIZE", self.learners.to_string());
+        if self.keeps_memory {
+            learner.envs([("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1000000000000")]);
+        }
+        learner.stdout(file);
+        Ok(learner)
+    }
+}
+
+fn output_file(host: usize) -> PathBuf {
+    root().join(format!("target/network-{host}.log"))
+}
