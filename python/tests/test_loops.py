@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from training import (
+    STRATEGIES,
     Net,
     assert_conserved,
     assert_replicas,
@@ -26,9 +27,6 @@ from training import (
 )
 
 import adacomp.torch
-
-PATHS = pytest.mark.parametrize("on_host", [True, False], ids=["native", "torch-operations"])
-STRATEGIES = pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
 
 
 def accumulation():

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from training import (
+    PATHS,
+    STRATEGIES,
     Net,
     assert_conserved,
     assert_replicas,
@@ -18,9 +20,6 @@ from training import (
     train,
     weights,
 )
-
-PATHS = pytest.mark.parametrize("on_host", [True, False], ids=["native", "torch-operations"])
-STRATEGIES = pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
 
 
 def half(dtype, strategy, on_host):

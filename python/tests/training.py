@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -9,6 +10,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import adacomp.torch
+
+# Tests that hold for buckets in place and by way of selections, and for all strategies.
+PATHS = pytest.mark.parametrize("on_host", [True, False], ids=["native", "torch-operations"])
+STRATEGIES = pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
 
 
 class Net(nn.Module):

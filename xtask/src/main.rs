@@ -15,8 +15,8 @@ const HELP: &str = "\
 cargo xtask COMMAND
 
   test                    everything that must hold: the one test command
-  bench network [WORDS]   step times over links of several speeds, as root; WORDS such as `mlp 2 1gbit` choose, with methods
-                          (`gather none`) or `memory` it prints only, and `report` writes the document anew
+  bench network [WORDS]   step times over links of several speeds, as root; WORDS such as `mlp 2 1gbit` or `memory` choose;
+                          with methods (`gather none`) it prints only, and `report` writes the document anew
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
   python                  the Python package alone: style, wheel, tests
   clusters                what docs/clusters.md says, on two hosts that are network namespaces, as root

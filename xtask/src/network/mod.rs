@@ -95,7 +95,7 @@ pub(crate) fn check() -> Result {
     report::check()
 }
 
-/// Runs what is not in the results yet, and writes them down anew. With chosen methods, or `memory`, it prints only.
+/// Runs what is not in the results yet, and writes them down anew; with `memory` that part only. With chosen methods it prints only.
 pub(crate) fn bench(words: &[&str]) -> Result {
     if words == ["report"] {
         return report::write();
@@ -116,7 +116,8 @@ pub(crate) fn bench(words: &[&str]) -> Result {
                     measure(workload, learners, link, &wanted.methods)?;
                 }
                 // What it is does not depend on the link, nor much on the number of learners.
-                if learners == LEARNERS[0] && link.rate.is_none() {
+                let asked = wanted.memory || wanted.methods.is_empty();
+                if asked && learners == LEARNERS[0] && link.rate.is_none() {
                     memory(workload, learners, &wanted.methods)?;
                 }
             }

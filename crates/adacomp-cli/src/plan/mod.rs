@@ -176,7 +176,7 @@ impl Exchange<'_> {
         if learners == 1.0 {
             return 0.0;
         }
-        // Into buckets, out of which gradients are taken, and back.
+        // Into buckets.
         let buckets = model.elements * machine.copy;
         let compress = model.in_large_bins * machine.large_bins + model.in_small_bins * machine.small_bins;
         let write = model.elements * machine.write;

@@ -66,6 +66,9 @@ impl Model {
 
     fn new(name: &str, parameters: Vec<Parameter>, rates: Rates) -> Result<Self> {
         let layout = Policy::adacomp().layout(parameters)?;
+        if layout.elements() == 0 {
+            bail!("{name} has no tensors of floating-point numbers, so there is nothing to exchange");
+        }
         let mut model = Self {
             name: name.to_owned(),
             elements: layout.elements() as f64,
@@ -183,7 +186,8 @@ fn of_file(path: &Path) -> Result<Vec<Parameter>> {
         file.take(length.min(MOST_HEADER)).read_to_end(&mut front)?;
         Ok(front)
     };
-    let front = read().with_context(|| format!("cannot read {}", path.display()))?;
+    let front =
+        read().with_context(|| format!("{} cannot be read, or is not a safetensors file", path.display()))?;
     let tensors: BTreeMap<String, Value> = serde_json::from_slice(&front[8..])
         .with_context(|| format!("{} is not a safetensors file", path.display()))?;
     let parameter = |(name, tensor): (&String, &Value)| {

@@ -79,6 +79,16 @@ fn files_are_read_and_tables_are_printed() {
     let of_file = plan(&folder, &format!("{file} --learners 4"));
     let of_recipe = plan(&folder, "digits --learners 4");
     assert_eq!(of_file["model"]["elements"], of_recipe["model"]["elements"]);
+    for (bytes, message) in [
+        (&b"{}"[..], "is not a safetensors file"),
+        (b"\x02\0\0\0\0\0\0\0{]", "is not a safetensors file"),
+        (b"\x02\0\0\0\0\0\0\0{}", "no tensors of floating-point numbers"),
+    ] {
+        folder.write("bad.safetensors", bytes);
+        let ended = run(folder.path(), "plan bad.safetensors");
+        assert_eq!(ended.code, Some(2));
+        assert!(ended.stderr.contains(message) && ended.stderr.lines().count() == 1, "{}", ended.stderr);
+    }
     let table =
         succeed(folder.path(), "plan digits --learners 4 --bandwidth 10mbit --latency 1ms --compute 5ms");
     for part in [
