@@ -35,15 +35,19 @@ impl Collective for Bridge {
     }
 
     fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
-        let started = Python::attach(|py| match &outgoing {
+        // Messages are long, so each goes before the next copy of it is made.
+        let started = Python::attach(|py| match outgoing {
             Outgoing::ToAll(messages) => {
                 self.under_way.push_back(true);
-                self.python.call_method1(py, "start_to_all", (PyBytes::new(py, &messages[0]),))
+                let message = PyBytes::new(py, &messages[0]);
+                drop(messages);
+                self.python.call_method1(py, "start_to_all", (message,))
             }
             Outgoing::ToEach(messages) => {
                 self.under_way.push_back(false);
-                let messages: Vec<_> = messages[0].iter().map(|message| PyBytes::new(py, message)).collect();
-                self.python.call_method1(py, "start_to_each", (messages,))
+                let copied: Vec<_> = messages[0].iter().map(|message| PyBytes::new(py, message)).collect();
+                drop(messages);
+                self.python.call_method1(py, "start_to_each", (copied,))
             }
         });
         started.map(drop).map_err(transport)

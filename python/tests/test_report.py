@@ -14,6 +14,7 @@ def told(strategy, folder):
     handler.emit = records.append
     logger = logging.getLogger("adacomp")
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     model = make()
     hook = attach(model, strategy=strategy, names={"fc2.*": "dense", "fc1.weight": 100})
     logger.removeHandler(handler)

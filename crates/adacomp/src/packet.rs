@@ -33,6 +33,31 @@ impl Selected {
     }
 }
 
+/// Makes room for more elements. A model's selections are long, above all in the first steps, and their memory is kept: it
+/// grows by an eighth at a time, not twofold.
+pub(crate) fn make_room(selected: &mut Vec<Selected>, more: usize) {
+    if selected.capacity() - selected.len() < more {
+        selected.reserve_exact(more + selected.len() / 8);
+    }
+}
+
+/// About how long the longest of the last selections is. The selections of the first steps, from empty residuals, are several
+/// times longer than all later ones, and their memory is not kept for ever.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lately(usize);
+
+impl Lately {
+    /// Counts a selection, and gives back what memory it has far beyond the longest.
+    pub(crate) fn count(&mut self, selected: &mut Vec<Selected>) {
+        const WORTH_IT: usize = 1 << 14;
+        // It fades slowly: lengths may go up and down by groups of layers, or kinds of steps.
+        self.0 = selected.len().max(self.0 - self.0 / 64);
+        if selected.capacity() > (2 * self.0).max(WORTH_IT) {
+            selected.shrink_to(self.0 + self.0 / 8);
+        }
+    }
+}
+
 /// What one layer sends in one step: borrowed from the compressor that made it or the frame that carried it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Packet<'a> {

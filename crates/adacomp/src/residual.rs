@@ -6,7 +6,7 @@
 
 use crate::gradient::Gradient;
 use crate::kernel::{Kernel, Run};
-use crate::packet::{Packet, Selected, Sparse};
+use crate::packet::{Lately, Packet, Selected, Sparse};
 use crate::topk;
 
 /// Elements that are settled, then selected from, while they are in the nearest cache.
@@ -84,12 +84,18 @@ pub(crate) struct Residual {
     owed: Selection,
     selection: Selection,
     pending: Pending,
+    lately: Lately,
 }
 
 impl Residual {
     pub(crate) fn new(elements: usize) -> Self {
-        let [owed, selection] = Default::default();
-        Self { values: vec![0.0; elements], owed, selection, pending: Pending::Nothing }
+        Self {
+            values: vec![0.0; elements],
+            owed: Selection::default(),
+            selection: Selection::default(),
+            pending: Pending::Nothing,
+            lately: Lately::default(),
+        }
     }
 
     /// Adds a gradient and selects by bins. The number of bins that are not finite.
@@ -192,7 +198,10 @@ impl Residual {
     pub(crate) fn commit(&mut self) {
         match self.pending {
             Pending::Nothing | Pending::Elsewhere => {}
-            Pending::Selection => std::mem::swap(&mut self.owed, &mut self.selection),
+            Pending::Selection => {
+                std::mem::swap(&mut self.owed, &mut self.selection);
+                self.lately.count(&mut self.owed.selected);
+            }
             Pending::Everything => self.values.fill(0.0),
         }
         self.pending = Pending::Nothing;

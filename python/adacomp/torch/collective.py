@@ -30,7 +30,8 @@ class _Round:
     to_all: bool
     position: int
     capacity: int
-    messages: list
+    # What is behind the capacity, for a second round.
+    rests: list
     work: object
     # Kept until the work is over, because it reads and writes them.
     outgoing: torch.Tensor
@@ -89,10 +90,10 @@ class Collective:
     def to_all(self, message):
         """A round of its own, aside from those of a step: all learners' messages."""
         self._start([message], True, ASIDE)
-        return self.finish()
+        return [each.tobytes() for each in self.finish()]
 
     def finish(self):
-        """All learners' messages of the oldest round."""
+        """All learners' messages of the oldest round, as arrays of bytes."""
         oldest = self._pending.popleft()
         rows = self._rows(oldest.work, oldest.incoming)
         lengths, longest = rows[:, :HEADER].copy().view("<u4").T
@@ -100,15 +101,14 @@ class Collective:
         fronts = rows[:, HEADER:]
         parts = [fronts]
         if longest > oldest.capacity:
-            rest = numpy.zeros((len(oldest.messages), longest - oldest.capacity), numpy.uint8)
-            for row, message in zip(rest, oldest.messages):
-                end = message[oldest.capacity :]
-                row[: len(end)] = numpy.frombuffer(end, numpy.uint8)
-            work, _, incoming = self._move(rest, oldest.to_all)
+            rows = numpy.zeros((len(oldest.rests), longest - oldest.capacity), numpy.uint8)
+            for row, rest in zip(rows, oldest.rests):
+                row[: len(rest)] = numpy.frombuffer(rest, numpy.uint8)
+            work, _, incoming = self._move(rows, oldest.to_all)
             parts.append(self._rows(work, incoming))
         self._longest[oldest.position].append(longest)
         whole = numpy.concatenate(parts, axis=1) if len(parts) > 1 else fronts
-        return [row[:length].tobytes() for row, length in zip(whole, lengths)]
+        return [row[:length] for row, length in zip(whole, lengths)]
 
     def _start(self, messages, to_all, position=None):
         if position is None:
@@ -120,10 +120,11 @@ class Collective:
         rows = numpy.zeros((len(messages), HEADER + capacity), numpy.uint8)
         for row, message in zip(rows, messages):
             row[:HEADER].view("<u4")[:] = len(message), longest
-            front = message[:capacity]
-            row[HEADER : HEADER + len(front)] = numpy.frombuffer(front, numpy.uint8)
+            front = numpy.frombuffer(message, numpy.uint8)[:capacity]
+            row[HEADER : HEADER + len(front)] = front
+        rests = [message[capacity:] for message in messages]
         work, outgoing, incoming = self._move(rows, to_all)
-        self._pending.append(_Round(to_all, position, capacity, messages, work, outgoing, incoming))
+        self._pending.append(_Round(to_all, position, capacity, rests, work, outgoing, incoming))
 
     def _move(self, rows, to_all):
         """Starts to move rows: one to all learners, or one to each."""

@@ -158,11 +158,12 @@ class Engine:
         self.keeps, self._step = self._step.keeps, None
         if not good:
             self._note_dropped()
+        # Before the step is handed back: whoever ends training after it may close the writer.
+        self._log()
         while self._buckets:
             bucket = self._buckets[0]
             self._on_stream(lambda bucket=bucket: bucket.future.set_result(bucket.buffer))
             del self._buckets[0]
-        self._log()
 
     def _fail(self, error):
         """Nothing more can be done; all that wait are told."""

@@ -16,9 +16,26 @@ pub(super) struct Learning<'a> {
     pub(super) workload: &'a str,
     pub(super) learners: usize,
     pub(super) arguments: Vec<String>,
-    /// Whether freed memory stays with the process, as with the allocators that PyTorch's guide to tuning advises. Without it
-    /// a third of a step is the kernel's, handing out cleared pages for each gradient.
-    pub(super) keeps_memory: bool,
+    pub(super) allocator: Allocator,
+}
+
+/// What becomes of freed memory.
+#[derive(Clone, Copy)]
+pub(super) enum Allocator {
+    /// It stays with the process, as with the allocators that PyTorch's guide to tuning advises. Without it a third of a step is
+    /// the kernel's, handing out cleared pages for each gradient.
+    Keeps,
+    /// It goes back at once, so that what the process has is what is in use.
+    GivesBack,
+}
+
+impl Allocator {
+    fn settings(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Keeps => &[("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1000000000000")],
+            Self::GivesBack => &[("MALLOC_MMAP_THRESHOLD_", "65536")],
+        }
+    }
 }
 
 impl Learning<'_> {
@@ -39,9 +56,7 @@ impl Learning<'_> {
         learner.args(&self.arguments);
         learner.envs([("MASTER_ADDR", "machine-1"), ("MASTER_PORT", "29500"), ("GLOO_SOCKET_IFNAME", "eth")]);
         learner.env("RANK", host.to_string()).env("WORLD_SIZE", self.learners.to_string());
-        if self.keeps_memory {
-            learner.envs([("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1000000000000")]);
-        }
+        learner.envs(self.allocator.settings().iter().copied());
         learner.stdout(file);
         Ok(learner)
     }

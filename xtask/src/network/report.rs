@@ -42,12 +42,13 @@ impl Measured {
     }
 }
 
-/// The most memory of a learner with one method.
+/// The most memory of a learner with one method, in its first steps and later.
 struct Peak {
     workload: String,
     method: String,
     parameters: f64,
-    bytes: f64,
+    first: f64,
+    later: f64,
 }
 
 impl Peak {
@@ -56,7 +57,8 @@ impl Peak {
             workload: line.get("workload")?.as_str()?.to_owned(),
             method: line.get("method")?.as_str()?.to_owned(),
             parameters: line.get("parameters")?.as_f64()?,
-            bytes: line.get("peak_bytes")?.as_f64()?,
+            first: line.get("peak_bytes")?.as_f64()?,
+            later: line.get("later_peak_bytes")?.as_f64()?,
         })
     }
 }
@@ -83,9 +85,12 @@ impl Results {
         Ok(all)
     }
 
-    pub(super) fn peak(&self, workload: &str, method: &str) -> Option<f64> {
-        let peak = self.peaks.iter().find(|peak| peak.workload == workload && peak.method == method);
-        peak.map(|peak| peak.bytes)
+    pub(super) fn has_peak(&self, workload: &str, method: &str) -> bool {
+        self.peak(workload, method).is_some()
+    }
+
+    fn peak(&self, workload: &str, method: &str) -> Option<&Peak> {
+        self.peaks.iter().find(|peak| peak.workload == workload && peak.method == method)
     }
 
     pub(super) fn get(&self, workload: &str, learners: usize, link: &str, method: &str) -> Option<&Measured> {
@@ -166,17 +171,21 @@ fn peaks(results: &Results, workload: &str) -> String {
     let Some(builtin) = results.peak(workload, "builtin") else { return String::new() };
     let mut text = format!(
         "\n### {workload}, 2 learners: the most memory of a learner\n\n\
-         | | peak | more than DDP | in copies of the model |\n|---|---:|---:|---:|\n"
+         | | in the first steps | more than DDP | in copies of the model | later | more than DDP | in copies of the model |\n\
+         |---|---:|---:|---:|---:|---:|---:|\n"
     );
     for peak in results.peaks.iter().filter(|peak| peak.workload == workload) {
-        let more = peak.bytes - builtin;
-        text += &format!(
-            "| {} | {} | {:+.1} MB | {:+.2} |\n",
-            peak.method,
-            bytes(peak.bytes),
-            more / 1e6,
-            more / (4.0 * peak.parameters)
-        );
+        let beside = |peak_bytes: f64, builtin: f64| {
+            let more = peak_bytes - builtin;
+            format!(
+                "{} | {:+.1} MB | {:+.2} |",
+                bytes(peak_bytes),
+                more / 1e6,
+                more / (4.0 * peak.parameters)
+            )
+        };
+        let (first, later) = (beside(peak.first, builtin.first), beside(peak.later, builtin.later));
+        text += &format!("| {} | {first} {later}\n", peak.method);
     }
     text
 }

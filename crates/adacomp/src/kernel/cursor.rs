@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{INFINITE, Run};
-use crate::packet::Selected;
+use crate::packet::{Selected, make_room};
 
 /// How far ahead memory is asked for: past the block whose old selections are being subtracted meanwhile.
 const AHEAD: usize = 2 * crate::residual::BLOCK;
@@ -27,7 +27,7 @@ pub(super) struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     /// Starts at the first bin, with room for an entry for every element and `slack` more.
     pub(super) fn new(run: Run<'a>, slack: usize) -> Self {
-        run.selected.reserve(run.residual.len() + slack);
+        make_room(run.selected, run.residual.len() + slack);
         let next = run.selected.spare_capacity_mut().as_mut_ptr().cast();
         Self {
             residual: run.residual.as_mut_ptr(),

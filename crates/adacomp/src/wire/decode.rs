@@ -4,7 +4,7 @@ use super::header::{Codec, Header};
 use super::{Cut, kind, paper, rice, varint};
 use crate::error::DecodeError;
 use crate::layout::Layout;
-use crate::packet::{Packet, Selected, Sparse};
+use crate::packet::{Lately, Packet, Selected, Sparse};
 use crate::policy::Treatment;
 use half::f16;
 use std::ops::Range;
@@ -41,6 +41,7 @@ pub struct Frame {
     sections: Vec<Section>,
     values: Vec<f32>,
     selected: Vec<Selected>,
+    lately: Lately,
 }
 
 #[derive(Debug, Clone)]
@@ -71,6 +72,7 @@ impl Frame {
         self.values.clear();
         self.selected.clear();
         let result = self.read(bytes, layout, expected);
+        self.lately.count(&mut self.selected);
         match result {
             Ok(header) => self.header = Some(header),
             Err(_) => self.sections.clear(),

@@ -7,7 +7,7 @@
 
 use super::Cut;
 use crate::error::DecodeError;
-use crate::packet::Selected;
+use crate::packet::{Selected, make_room};
 
 /// The two word widths.
 trait Word {
@@ -110,7 +110,7 @@ fn decode_words<W: Word>(
         return Err(DecodeError::Truncated { part: "selected elements" });
     }
     let Bits { sign, last, most_empty } = W::BITS;
-    selected.reserve(bytes.len() / W::SIZE);
+    make_room(selected, bytes.len() / W::SIZE);
     let mut words = bytes.chunks_exact(W::SIZE).map(W::read);
     // The first element of the current bin, the lowest index its next value may have, and the bins just passed over.
     let (mut bin_start, mut lowest, mut passed) = (0, 0, 0);

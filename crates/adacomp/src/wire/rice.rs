@@ -7,7 +7,7 @@
 use super::bits::{AT_HAND, BitReader, BitWriter};
 use super::varint;
 use crate::error::DecodeError;
-use crate::packet::Selected;
+use crate::packet::{Selected, make_room};
 use std::ops::Range;
 
 /// An index has 31 bits, so no gap needs a larger parameter.
@@ -146,6 +146,7 @@ fn decode_codes(
         return Err(DecodeError::Count { layer, count, most });
     }
     let start = selected.len();
+    make_room(selected, count);
     selected.resize(start + count, Selected::new(0, false));
     let selected = &mut selected[start..];
     let (mut done, mut next) = (0, range.start as u64);
