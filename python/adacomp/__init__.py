@@ -18,9 +18,21 @@ bfloat16 as uint16. A learner compresses its gradients and sends a frame; everyb
         learner.commit()
 """
 
-from ._native import Compressor, Error, Exchange, ExchangeError, Frame, Layout, average
+from ._native import Compressor, Error, Exchange, ExchangeError, Frame, Layout, Learners, average
 
-__all__ = ["Compressor", "Error", "Exchange", "ExchangeError", "Frame", "Layout", "add_to", "average", "decode", "encode"]
+__all__ = [
+    "Compressor",
+    "Error",
+    "Exchange",
+    "ExchangeError",
+    "Frame",
+    "Layout",
+    "Learners",
+    "add_to",
+    "average",
+    "decode",
+    "encode",
+]
 
 
 def encode(compressor, learner=0, step=0, codec="rice"):

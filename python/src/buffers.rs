@@ -76,6 +76,13 @@ impl Floats {
         }
     }
 
+    pub(crate) fn f32_mut(&mut self) -> PyResult<&mut [f32]> {
+        match self.format {
+            Format::F32 => Ok(self.slice_mut(0..self.len())),
+            _ => Err(refused("expected a buffer of float32")),
+        }
+    }
+
     /// Has `write` write a range in f32: in place, or by way of `scratch`. Whether all of it fits the format of the buffer.
     pub(crate) fn write(
         &mut self,

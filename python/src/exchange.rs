@@ -73,7 +73,12 @@ fn transport(error: PyErr) -> CollectiveError {
     CollectiveError::Transport { transport: "torch.distributed", reason }
 }
 
-fn failed(error: adacomp_exchange::ExchangeError) -> PyErr {
+pub(crate) fn read_strategy(name: &str) -> PyResult<Strategy> {
+    let strategy = Strategy::ALL.into_iter().find(|strategy| strategy.name() == name);
+    strategy.ok_or_else(|| refused(format!("strategy `{name}`; expected gather, reduce or sharded")))
+}
+
+pub(crate) fn failed(error: adacomp_exchange::ExchangeError) -> PyErr {
     ExchangeError::new_err(error.to_string())
 }
 
@@ -106,10 +111,7 @@ impl Exchange {
         collective: Py<PyAny>,
         threads: usize,
     ) -> PyResult<Self> {
-        let strategy = Strategy::ALL
-            .into_iter()
-            .find(|known| known.name() == strategy)
-            .ok_or_else(|| refused(format!("strategy `{strategy}`; expected gather, reduce or sharded")))?;
+        let strategy = read_strategy(strategy)?;
         let learner: usize = collective.getattr(py, "learner")?.extract(py)?;
         let learners: usize = collective.getattr(py, "learners")?.extract(py)?;
         if learner >= learners {

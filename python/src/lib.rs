@@ -5,6 +5,7 @@ mod compressor;
 mod exchange;
 mod frame;
 mod layout;
+mod learners;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -27,6 +28,6 @@ mod _native {
     #[pymodule_export]
     use super::{
         Error, ExchangeError, compressor::Compressor, exchange::Exchange, frame::Frame, frame::average,
-        layout::Layout,
+        layout::Layout, learners::Learners,
     };
 }

@@ -233,3 +233,59 @@ def test_everything_public_is_documented():
     for name in adacomp.__all__:
         item = getattr(adacomp, name)
         assert inspect.getdoc(item), name
+
+
+def give_all(learners, all_gradients, layout):
+    for learner, gradients in enumerate(all_gradients):
+        learners.give(learner, list(gradients.values()))
+    output = [numpy.empty(elements, numpy.float32) for elements in layout.elements]
+    assert learners.finish(output) is None
+    return output
+
+
+def test_learners_in_one_process_are_as_many_compressors():
+    layout, random = adacomp.Layout(PARAMETERS), Random(5)
+    learners = adacomp.Learners(layout, 3)
+    compressors = [adacomp.Compressor(layout) for _ in range(3)]
+    for step in range(4):
+        all_gradients = [random.gradients(layout) for _ in compressors]
+        output = give_all(learners, all_gradients, layout)
+        frames = []
+        for number, (compressor, gradients) in enumerate(zip(compressors, all_gradients)):
+            compressor.compress(gradients)
+            frames.append(compressor.encode(number, step))
+        average = {name: numpy.empty(elements, numpy.float32) for name, elements in zip(layout.names, layout.elements)}
+        assert adacomp.average(layout, step, frames, average) is None
+        assert all((one == other).all() for one, other in zip(output, average.values()))
+        paper = sum(len(compressor.encode(number, step, "paper")) for number, compressor in enumerate(compressors))
+        for compressor in compressors:
+            compressor.commit()
+        sizes = learners.sizes()
+        sent, received = learners.traffic()
+        # Beside the frame each other learner gets a verdict of 7 bytes.
+        assert sent == received == 2 * (sum(map(len, frames)) / 3 + 7)
+        # A frame has 36 bytes, and each section of a layer that is sent whole a few, that sizes do not have.
+        for code, taken in (("rice", sum(map(len, frames))), ("paper", paper)):
+            assert 36 <= taken / 3 - sum(layer[code] for layer in sizes.values()) < 41
+        assert all(layer["floor"] <= layer["rice"] <= layer["paper"] for layer in sizes.values())
+    norms = learners.residual_norms(1)
+    assert norms[2] is None
+    expected = numpy.linalg.norm(compressors[1].residual("fc.weight"))
+    assert norms[1] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
+def test_learners_go_on_where_they_stopped(strategy):
+    layout, random = adacomp.Layout(PARAMETERS), Random(6)
+    one = adacomp.Learners(layout, 2, strategy)
+    for _ in range(3):
+        give_all(one, [random.gradients(layout) for _ in range(2)], layout)
+    other = adacomp.Learners(layout, 2, strategy)
+    other.load(one.save())
+    all_gradients = [random.gradients(layout) for _ in range(2)]
+    outputs = [give_all(learners, all_gradients, layout) for learners in (one, other)]
+    assert all((a == b).all() for a, b in zip(*outputs))
+    with pytest.raises(adacomp.Error, match="gives 1 gradients"):
+        one.give(0, [numpy.zeros(1, numpy.float32)])
+    with pytest.raises(adacomp.Error, match="no learners"):
+        adacomp.Learners(layout, 0)

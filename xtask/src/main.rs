@@ -1,7 +1,10 @@
 //! The project's one test command, and what needs set-up.
 
 mod avx512;
+mod chart;
 mod clusters;
+mod document;
+mod experiments;
 mod fuzz;
 mod hosts;
 mod network;
@@ -17,6 +20,9 @@ cargo xtask COMMAND
   test                    everything that must hold: the one test command
   bench network [WORDS]   step times over links of several speeds, as root; WORDS such as `mlp 2 1gbit` or `memory` choose;
                           with methods (`gather none`) it prints only, and `report` writes the document anew
+  experiments [WORDS]     makes what is missing of the studies in experiments/, two runs at a time, going on where it stopped, and
+                          writes the documents; WORDS such as `main mnist-cnn adam` choose; `list` says what is missing, `report`
+                          only writes, `--check` says whether the documents are what the results give
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
   python                  the Python package alone: style, wheel, tests
   clusters                what docs/clusters.md says, on two hosts that are network namespaces, as root
@@ -32,6 +38,10 @@ fn main() -> ExitCode {
             Ok(runs) => fuzz::run(target, runs),
             Err(_) => Err(format!("`{runs}` is not a number of runs\n\n{HELP}")),
         },
+        ["experiments", "list"] => experiments::list(),
+        ["experiments", "report"] => experiments::report(),
+        ["experiments", "--check"] => experiments::check(),
+        ["experiments", ref studies @ ..] => experiments::run(studies),
         ["clusters"] => clusters::check(),
         ["python"] => python::test(),
         ["avx512"] => avx512::emulated(),

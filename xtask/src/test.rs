@@ -1,7 +1,7 @@
 //! Everything that must hold, one step after the other; the first that fails ends it.
 
 use crate::shell::{Result, cargo, command, install, output, root, run};
-use crate::{avx512, clusters, fuzz, network, python};
+use crate::{avx512, clusters, experiments, fuzz, network, python};
 use std::time::Instant;
 
 /// All crates with the same features in all steps, because others would have everything built again.
@@ -112,7 +112,7 @@ fn first_command() -> Result {
 
 fn documentation() -> Result {
     run(cargo(&["doc"]).args(WORKSPACE).arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings"))?;
-    network::check()
+    network::check().and_then(|()| experiments::check())
 }
 
 /// The unsafe kernels and the decoder under valgrind.

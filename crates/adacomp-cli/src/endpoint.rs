@@ -258,7 +258,7 @@ impl<'a, C: Collective> Endpoint<'a, C> {
         self.state.seconds.test += start.elapsed().as_secs_f64();
         let hosted = self.exchange.collective().hosted();
         let sums = Sums::average(&self.state.epoch, self.exchange.collective())?;
-        let (rate, mut layers) = sums.rates(&self.layout);
+        let mut layers = sums.layer_epochs(&self.layout);
         if let (0, Some(compressor)) = (hosted.start, self.exchange.protocol().compressor(0)) {
             for (number, layer) in layers.iter_mut().enumerate() {
                 layer.residual_norm = compressor.residual_statistics(number).map(|residual| residual.norm);
@@ -275,10 +275,12 @@ impl<'a, C: Collective> Endpoint<'a, C> {
             test_error,
             dropped_steps: sums.dropped as u64,
             bytes_sent: sums.sent,
-            rate,
+            rate: sums.rates(&self.layout),
             total: Total {
                 bytes_sent: self.state.before.sent,
-                rate: self.state.before.rates(&self.layout).0,
+                rate: self.state.before.rates(&self.layout),
+                paper_rate: self.state.before.paper_rates(&self.layout),
+                floor_rate: self.state.before.floor_rates(&self.layout),
                 seconds: earlier + self.state.seconds.all(),
             },
             seconds: std::mem::take(&mut self.state.seconds),

@@ -73,6 +73,12 @@ pub(crate) struct Total {
     pub(crate) bytes_sent: f64,
     /// How many times fewer that are.
     pub(crate) rate: Rates,
+    /// The same if frames were in the paper's code; with `gather` only.
+    #[serde(default)]
+    pub(crate) paper_rate: Rates,
+    /// The same by the entropy of what was selected: what no code can exceed.
+    #[serde(default)]
+    pub(crate) floor_rate: Rates,
     /// Time of training and evaluation.
     pub(crate) seconds: f64,
 }

@@ -1,7 +1,7 @@
 //! Counting what an epoch costs: loss, bytes, time.
 
 use crate::history::{LayerEpoch, Rates, Seconds, number};
-use adacomp::{Header, Kind, Layout};
+use adacomp::{Codec, Header, Kind, Layer, Layout, entropy_bytes};
 use adacomp_exchange::{Collective, Exchange, Strategy};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -25,11 +25,17 @@ pub(crate) struct Sums {
     pub(crate) moved: f64,
     /// The same for each layer, without what layers share.
     pub(crate) layers: Vec<f64>,
+    /// What each layer would have taken with the paper's code, and by entropy at least; with `gather` only.
+    #[serde(default)]
+    pub(crate) paper: Vec<f64>,
+    #[serde(default)]
+    pub(crate) floor: Vec<f64>,
 }
 
 impl Sums {
     pub(crate) fn new(layers: usize) -> Self {
-        Self { layers: vec![0.0; layers], ..Self::default() }
+        let [layers, paper, floor] = [(); 3].map(|()| vec![0.0; layers]);
+        Self { layers, paper, floor, ..Self::default() }
     }
 
     /// Counts a step of a learner that is hosted here.
@@ -48,9 +54,16 @@ impl Sums {
         let Some(compressor) = protocol.compressor(learner) else { return };
         let mut bytes = (Header::LENGTH + CHECKSUM) as f64;
         for (layer, sum) in self.layers.iter_mut().enumerate() {
-            let section = compressor.layer_statistics(layer).bytes as f64;
+            let statistics = compressor.layer_statistics(layer);
+            let section = statistics.bytes as f64;
             *sum += section;
             bytes += section;
+            let (paper, floor) = match compressor.last_bytes(layer, Codec::Paper) {
+                Some(paper) => (paper as f64, entropy_bytes(statistics.elements, statistics.selected)),
+                None => (section, section),
+            };
+            self.paper[layer] += paper;
+            self.floor[layer] += floor;
         }
         self.moved += if copies == 0 { bytes } else { traffic.sent as f64 / copies as f64 };
     }
@@ -62,7 +75,10 @@ impl Sums {
         self.loss += other.loss;
         self.sent += other.sent;
         self.moved += other.moved;
-        self.layers.iter_mut().zip(&other.layers).for_each(|(sum, layer)| *sum += layer);
+        let own = [&mut self.layers, &mut self.paper, &mut self.floor];
+        for (sums, others) in own.into_iter().zip([&other.layers, &other.paper, &other.floor]) {
+            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
+        }
     }
 
     /// The sums of all learners, divided by their number.
@@ -76,38 +92,59 @@ impl Sums {
     pub(crate) fn mean(all: &[Self]) -> Self {
         let mut mean = Self::new(all.first().map_or(0, |sums| sums.layers.len()));
         all.iter().for_each(|sums| mean.add(sums));
-        let Self { steps, dense_copies, dropped, loss, sent, moved, layers } = &mut mean;
+        let Self { steps, dense_copies, dropped, loss, sent, moved, layers, paper, floor } = &mut mean;
         [steps, dense_copies, dropped, loss, sent, moved]
             .into_iter()
             .chain(layers)
+            .chain(paper)
+            .chain(floor)
             .for_each(|sum| *sum /= all.len() as f64);
         mean
     }
 
     /// How many times fewer bytes than the same strategy moves without compression.
-    pub(crate) fn rates(&self, layout: &Layout) -> (Rates, Vec<LayerEpoch>) {
-        let rate = |elements: usize, moved: f64| {
-            (moved > 0.0 && elements > 0).then(|| 4.0 * elements as f64 * self.dense_copies / moved)
+    pub(crate) fn rates(&self, layout: &Layout) -> Rates {
+        self.rates_of(layout, &self.layers, self.moved)
+    }
+
+    /// The same if frames were in the paper's code.
+    pub(crate) fn paper_rates(&self, layout: &Layout) -> Rates {
+        let headers = self.moved - self.layers.iter().sum::<f64>();
+        self.rates_of(layout, &self.paper, self.paper.iter().sum::<f64>() + headers)
+    }
+
+    /// The same by the entropy of what was selected, without headers: what no code can exceed.
+    pub(crate) fn floor_rates(&self, layout: &Layout) -> Rates {
+        self.rates_of(layout, &self.floor, self.floor.iter().sum())
+    }
+
+    /// What each layer has done.
+    pub(crate) fn layer_epochs(&self, layout: &Layout) -> Vec<LayerEpoch> {
+        let layers = layout.layers().iter().zip(&self.layers);
+        let epoch = |(layer, &moved): (&Layer, &f64)| LayerEpoch {
+            rate: self.rate(layer.elements(), moved),
+            residual_norm: None,
         };
+        layers.map(epoch).collect()
+    }
+
+    fn rate(&self, elements: usize, moved: f64) -> Option<f64> {
+        (moved > 0.0 && elements > 0).then(|| 4.0 * elements as f64 * self.dense_copies / moved)
+    }
+
+    /// Rates where each layer has taken so many bytes, and all together so many.
+    fn rates_of(&self, layout: &Layout, layers: &[f64], all: f64) -> Rates {
         let of_kind = |kind: Kind| {
-            let layers = layout.layers().iter().zip(&self.layers);
+            let layers = layout.layers().iter().zip(layers);
             let layers = layers.filter(|(layer, _)| layer.parameter.kind == kind);
             let (elements, moved) = layers.fold((0, 0.0), |(elements, moved), (layer, bytes)| {
                 (elements + layer.elements(), moved + bytes)
             });
-            rate(elements, moved)
+            self.rate(elements, moved)
         };
-        let rates = Rates {
-            overall: rate(layout.elements(), self.moved),
-            conv: of_kind(Kind::Conv),
-            matrix: of_kind(Kind::Matrix),
-        };
-        let layers = layout
-            .layers()
-            .iter()
-            .zip(&self.layers)
-            .map(|(layer, &moved)| LayerEpoch { rate: rate(layer.elements(), moved), residual_norm: None });
-        (rates, layers.collect())
+        let overall =
+            if layers.iter().any(|&bytes| bytes > 0.0) { self.rate(layout.elements(), all) } else { None };
+        Rates { overall, conv: of_kind(Kind::Conv), matrix: of_kind(Kind::Matrix) }
     }
 }
 

@@ -71,7 +71,7 @@ impl Reporter for Terminal {
             step - 1
         });
         let samples = (step - first) as f64 * self.config.minibatch as f64;
-        let rate = sums.rates(layout).0.overall;
+        let rate = sums.rates(layout).overall;
         let speed = samples / self.start.elapsed().as_secs_f64();
         let (rate_text, tested) = (show::rate(rate), &self.tested);
         self.bar.set_message(format!("loss {loss:.3}{tested}, rate {rate_text}, {speed:.0} samples/s"));

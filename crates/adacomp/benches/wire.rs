@@ -6,7 +6,7 @@ mod common;
 
 use adacomp::{
     Codec, Compressor, FrameWriter, Header, Layout, Packet, Parameter, Policy, Selected, Sending, Sparse,
-    Treatment,
+    Treatment, entropy_bytes,
 };
 use common::{Gradients, Random, flag, number, print, text};
 
@@ -72,8 +72,7 @@ fn compressor(codec: Codec, bin: u32) {
 
 fn report(codec: Codec, positions: &str, bin: u32, selected: usize, bytes: usize) {
     let density = selected as f64 / LENGTH as f64;
-    let entropy = -density * density.log2() - (1.0 - density) * (1.0 - density).log2();
-    let floor = (LENGTH as f64 * entropy + selected as f64) / 8.0;
+    let floor = entropy_bytes(LENGTH, selected);
     print(&[
         ("codec", text(codec.name())),
         ("positions", text(positions)),

@@ -370,6 +370,19 @@ impl Compressor {
         Ok(())
     }
 
+    /// Bytes that the section of a layer of selected elements would have taken in the last committed step with another code, or
+    /// with the same: for comparisons. None if it sent no selection, or its residual was looked at since.
+    pub fn last_bytes(&self, layer: usize, codec: Codec) -> Option<usize> {
+        let (Store::Bins(residual, _) | Store::TopK(residual, _)) = &self.layers[layer].store else {
+            return None;
+        };
+        let packet = residual.last_sent()?;
+        let header =
+            Header { codec, non_finite: false, fingerprint: self.layout.fingerprint(), step: 0, learner: 0 };
+        let mut frame = Vec::new();
+        Some(FrameWriter::new(&header, &self.layout, &mut frame).section(layer, packet))
+    }
+
     /// Every learner has this step: what was sent leaves the residual, and the step is over. Layers that were not given in it
     /// keep their residual.
     pub fn commit(&mut self) -> Result<(), CompressError> {

@@ -31,5 +31,5 @@ pub use layout::{Layer, Layout, MAX_ELEMENTS};
 pub use packet::{Packet, Selected, Sparse};
 pub use policy::{Kind, MAX_BIN, Parameter, Policy, Treatment};
 pub use state::SavedBy;
-pub use statistics::{LayerStatistics, ResidualStatistics};
+pub use statistics::{LayerStatistics, ResidualStatistics, entropy_bytes};
 pub use wire::{Codec, Expected, Form, Frame, FrameWriter, Header, Outline, SectionOutline, VERSION};

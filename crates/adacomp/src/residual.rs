@@ -184,6 +184,11 @@ impl Residual {
         }
     }
 
+    /// What the last step sent, as long as it is owed.
+    pub(crate) fn last_sent(&self) -> Option<Packet<'_>> {
+        (!self.owed.selected.is_empty()).then(|| Packet::Sparse(self.owed.sparse()))
+    }
+
     /// Whether the open step sends selected elements.
     pub(crate) fn has_selection(&self) -> bool {
         matches!(self.pending, Pending::Selection | Pending::Elsewhere)

@@ -2,14 +2,10 @@
 
 use super::picture;
 use super::{LEARNERS, LINKS, METHODS, WORKLOADS, results};
+use crate::document::{Written, with_part};
 use crate::shell::{Result, root};
 use serde_json::Value;
 use std::fs;
-use std::path::PathBuf;
-
-/// Between these lines of the document the tables are.
-const BEGIN: &str = "<!-- network: written by `cargo xtask bench network` -->\n";
-const END: &str = "<!-- end of network -->\n";
 
 /// One method's line.
 pub(super) struct Measured {
@@ -109,47 +105,19 @@ impl Results {
 
 /// Writes the tables and the picture.
 pub(super) fn write() -> Result {
-    if !results().exists() {
-        return Ok(());
-    }
-    let results = Results::read()?;
-    save(document(), &with_tables(&results)?)?;
-    save(picture_file(), &picture::draw(&results))
+    if results().exists() { written()?.save() } else { Ok(()) }
 }
 
 /// Whether the tables and the picture are what the results give.
 pub(super) fn check() -> Result {
-    let results = Results::read()?;
-    let is = |path: PathBuf, expected: &str| match fs::read_to_string(&path) {
-        Ok(text) if text == expected => Ok(()),
-        _ => Err(format!(
-            "{} is not what the results give: run `cargo xtask bench network report`",
-            path.display()
-        )),
-    };
-    is(document(), &with_tables(&results)?)?;
-    is(picture_file(), &picture::draw(&results))
+    written()?.check()
 }
 
-fn document() -> PathBuf {
-    root().join("docs/results.md")
-}
-
-fn picture_file() -> PathBuf {
-    root().join("docs/results/network.svg")
-}
-
-fn save(path: PathBuf, text: &str) -> Result {
-    fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-fn with_tables(results: &Results) -> Result<String> {
-    let path = document();
-    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let missing = || format!("{}: the lines around the network's tables are missing", path.display());
-    let (before, rest) = text.split_once(BEGIN).ok_or_else(missing)?;
-    let (_, after) = rest.split_once(END).ok_or_else(missing)?;
-    Ok(format!("{before}{BEGIN}{}{END}{after}", tables(results)))
+fn written() -> Result<Written<'static>> {
+    let (results, document) = (Results::read()?, root().join("docs/results.md"));
+    let text = with_part(&document, "network", &tables(&results))?;
+    let picture = (root().join("docs/results/network.svg"), picture::draw(&results));
+    Ok(Written { by: "cargo xtask bench network report", files: vec![(document, text), picture] })
 }
 
 fn tables(results: &Results) -> String {

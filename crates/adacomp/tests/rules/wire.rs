@@ -227,3 +227,28 @@ fn top_k_means_must_have_their_signs() {
         }
     }
 }
+
+/// What was sent last can be measured in either code, until the residual is looked at.
+#[test]
+fn the_last_step_is_measured_in_any_code() {
+    let layout = small_model(Policy::adacomp());
+    let mut compressor = Compressor::new(layout.clone());
+    let mut random = Random(3);
+    for step in 0..3 {
+        let gradients = gradients(&layout, &mut random);
+        compressor.compress(&named(&layout, &gradients)).unwrap();
+        let mut taken = |codec| {
+            compressor.encode(codec, 0, step, &mut Vec::new()).unwrap();
+            compressor.statistics().map(|layer| layer.bytes).collect::<Vec<_>>()
+        };
+        let (paper, rice) = (taken(Codec::Paper), taken(Codec::Rice));
+        compressor.commit().unwrap();
+        for layer in 0..2 {
+            assert_eq!(compressor.last_bytes(layer, Codec::Paper), Some(paper[layer]));
+            assert_eq!(compressor.last_bytes(layer, Codec::Rice), Some(rice[layer]));
+        }
+        assert_eq!(compressor.last_bytes(2, Codec::Rice), None);
+    }
+    let _ = compressor.residual(0);
+    assert_eq!(compressor.last_bytes(0, Codec::Rice), None);
+}

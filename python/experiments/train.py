@@ -1,0 +1,251 @@
+"""Trains one of the program's models in PyTorch, with any number of learners in this process, for `cargo xtask experiments`.
+
+A step is what as many machines would do: each learner has its part of the minibatch, its gradient and its residual, and all get
+the same average. Progress is kept after each epoch, so a run that is started again goes on. At the end a line of JSON says what
+came out.
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+from datasets import load
+from models import Lstm, Transformer, cnn, mlp, resnet
+from optimizers import make_optimizer
+from torch.nn.functional import cross_entropy
+
+import adacomp
+from adacomp.torch.policy import kinds
+
+# What is trained: data, and the model for so many classes.
+MODELS = {
+    "mnist-dnn": ("mnist", lambda classes: mlp(784, [400, 400], classes)),
+    "mnist-cnn": ("mnist", lambda classes: cnn(1, 28, [32, 64], 0, [128], classes)),
+    "cifar10-cnn": ("cifar10", lambda classes: cnn(3, 32, [32, 32, 64], 2, [], classes)),
+    "resnet18": ("cifar10", lambda classes: resnet(32, [2, 2, 2, 2], 1, classes)),
+    "resnet50": ("cifar10", lambda classes: resnet(32, [3, 4, 6, 3], 4, classes)),
+    "shakespeare-lstm": ("shakespeare", lambda classes: Lstm(classes, 128, 2)),
+    "shakespeare-transformer": ("shakespeare", lambda classes: Transformer(classes, 128, 4, 4, 64)),
+}
+
+CHECKPOINT = "checkpoint.pt"
+FRAME_BYTES = 36
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=MODELS)
+    parser.add_argument("--scheme", choices=["dense", "adacomp", "local-selection", "top-k"], default="adacomp")
+    parser.add_argument("--strategy", choices=["gather", "reduce", "sharded"], default="gather")
+    parser.add_argument("--learners", type=int, default=4)
+    parser.add_argument("--minibatch", type=int, default=128, help="samples in a step, over all learners")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--steps", type=int, help="end earlier")
+    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+    parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
+    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--weight-decay", type=float, default=0.0)
+    parser.add_argument("--clip", type=float, help="the largest norm of the averaged gradient")
+    parser.add_argument("--local-clip", type=float, help="the largest norm of a learner's gradient, before it is compressed")
+    parser.add_argument("--conv-bin", type=int, default=50)
+    parser.add_argument("--matrix-bin", type=int, default=500)
+    parser.add_argument("--soft-threshold", type=float, default=2.0)
+    parser.add_argument("--top-percent", type=float, default=0.1)
+    parser.add_argument("--outlier-step", type=int, help="in this step one bin of learner 0's largest gradient is far too large")
+    parser.add_argument("--outlier-factor", type=float, default=1e4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for progress")
+    return parser.parse_args()
+
+
+class Compressed:
+    """Learners whose gradients are compressed."""
+
+    def __init__(self, model, options):
+        named = list(model.named_parameters())
+        self.kinds = kinds(model, named)
+        parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, self.kinds)]
+        top = f"top-k {options.top_percent}" if options.scheme == "top-k" else None
+        soft_threshold = 1.0 if options.scheme == "local-selection" else options.soft_threshold
+        layout = adacomp.Layout(
+            parameters, conv=top or options.conv_bin, matrix=top or options.matrix_bin, soft_threshold=soft_threshold
+        )
+        self.learners = adacomp.Learners(layout, options.learners, options.strategy)
+        self.elements = layout.elements
+        self.average = [torch.empty_like(parameter) for _, parameter in named]
+        # Since the start: bytes that a learner sent and received, and those of its frame by kind of layer and by code.
+        self.traffic = [0.0, 0.0]
+        self.bytes = {kind: dict.fromkeys(("rice", "paper", "floor"), 0.0) for kind in ("conv", "matrix", "vector")}
+
+    def exchange(self, gradients):
+        """The average of what each learner has, or None if one is not finite."""
+        for learner, gradient in enumerate(gradients):
+            self.learners.give(learner, [part.contiguous().numpy() for part in gradient])
+        if self.learners.finish([part.numpy() for part in self.average]) is not None:
+            return None
+        self.traffic = [sum(pair) for pair in zip(self.traffic, self.learners.traffic())]
+        for kind, sizes in zip(self.kinds, self.learners.sizes().values()):
+            for code, total in self.bytes[kind].items():
+                self.bytes[kind][code] = total + sizes[code]
+        return self.average
+
+    def rates(self, steps):
+        """How many times smaller than dense, by code and kind of layer; exempt layers and headers are counted."""
+
+        def rate(code, wanted):
+            elements = sum(count for kind, count in zip(self.kinds, self.elements) if kind in wanted)
+            taken = sum(self.bytes[kind][code] for kind in wanted)
+            if len(wanted) == 3 and code != "floor":
+                taken += FRAME_BYTES * steps
+            return 4 * elements * steps / taken if taken else None
+
+        wanted = {"overall": ("conv", "matrix", "vector"), "conv": ("conv",), "matrix": ("matrix",)}
+        return {code: {name: rate(code, some) for name, some in wanted.items()} for code in ("rice", "paper", "floor")}
+
+    def residual_norm(self):
+        norms = [norm for norm in self.learners.residual_norms() if norm is not None]
+        return math.hypot(*norms)
+
+    def state(self):
+        return {"learners": self.learners.save(), "traffic": self.traffic, "bytes": self.bytes}
+
+    def load(self, state):
+        self.learners.load(state["learners"])
+        self.traffic, self.bytes = state["traffic"], state["bytes"]
+
+
+class Run:
+    def __init__(self, options):
+        self.options = options
+        name, make = MODELS[options.recipe]
+        self.data = load(name, options.recipe.startswith("resnet"), 64 if "transformer" in options.recipe else 50)
+        torch.manual_seed(options.seed)
+        self.model = make(self.data.classes)
+        self.parameters = list(self.model.parameters())
+        # Norms over a minibatch are each learner's own, so its part must be computed apart also without compression.
+        self.apart = any(isinstance(module, torch.nn.BatchNorm2d) for module in self.model.modules())
+        self.compressed = None if options.scheme == "dense" else Compressed(self.model, options)
+        self.optimizer = make_optimizer(self.parameters, options)
+        self.in_epoch = len(self.data) // options.minibatch
+        self.steps = min(options.epochs * self.in_epoch, options.steps or math.inf)
+        self.step, self.dropped, self.seconds, self.history = 0, 0, 0.0, []
+        self.checkpoint = options.out / CHECKPOINT
+
+    def train(self):
+        if self.checkpoint.exists():
+            self.load()
+        while self.step < self.steps:
+            start = time.perf_counter()
+            random = torch.Generator().manual_seed(1000 * self.options.seed + self.step // self.in_epoch)
+            order = torch.randperm(len(self.data), generator=random)
+            if hasattr(self.data, "begin_epoch"):
+                self.data.begin_epoch(random)
+            self.model.train()
+            losses = []
+            for samples in order.split(self.options.minibatch)[: self.in_epoch]:
+                losses.append(self.one_step(samples, random))
+                if self.step == self.steps:
+                    break
+            self.seconds += time.perf_counter() - start
+            self.end_epoch(sum(losses) / len(losses))
+        return self.result()
+
+    def one_step(self, samples, random):
+        inputs, targets = self.data.train(samples, random)
+        options = self.options
+        outlier = self.step == options.outlier_step
+        together = self.compressed is None and not self.apart and not outlier and options.local_clip is None
+        parts = 1 if together else options.learners
+        gradients, losses = [], []
+        for own_inputs, own_targets in zip(inputs.chunk(parts), targets.chunk(parts)):
+            scores = self.model(own_inputs)
+            loss = cross_entropy(scores.flatten(0, -2), own_targets.flatten())
+            gradients.append(torch.autograd.grad(loss, self.parameters))
+            losses.append(loss.item())
+        if outlier:
+            largest = max(gradients[0], key=torch.Tensor.numel)
+            largest.view(-1)[: options.matrix_bin] *= options.outlier_factor
+        if options.local_clip is not None:
+            gradients = [clipped(gradient, options.local_clip) for gradient in gradients]
+        if self.compressed:
+            average = self.compressed.exchange(gradients)
+        else:
+            average = [sum(layer) / len(layer) for layer in zip(*gradients)]
+        if average is None:
+            self.dropped += 1
+        else:
+            self.optimizer.step(clipped(average, options.clip), self.learning_rate())
+        self.step += 1
+        return sum(losses) / len(losses)
+
+    def learning_rate(self):
+        if self.options.schedule == "constant":
+            return self.options.learning_rate
+        return self.options.learning_rate * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
+
+    @torch.no_grad()
+    def end_epoch(self, train_loss):
+        self.model.eval()
+        loss, wrong, count = 0.0, 0, 0
+        for inputs, targets in self.data.test():
+            scores, targets = self.model(inputs).flatten(0, -2), targets.flatten()
+            loss += cross_entropy(scores, targets, reduction="sum").item()
+            wrong += int((scores.argmax(1) != targets).sum())
+            count += len(targets)
+        epoch = {"step": self.step, "train_loss": train_loss, "test_loss": loss / count, "test_error": 100 * wrong / count}
+        if self.compressed:
+            epoch["residual_norm"] = self.compressed.residual_norm()
+        self.history.append(epoch)
+        print(f"epoch {len(self.history)}: {json.dumps(epoch)}", flush=True)
+        self.save()
+
+    def result(self):
+        last = self.history[-1]
+        result = {"test_error": last["test_error"], "test_loss": last["test_loss"], "steps": self.step, "dropped": self.dropped}
+        result |= {"seconds": round(self.seconds, 1), "parameters": sum(parameter.numel() for parameter in self.parameters)}
+        if self.compressed:
+            result["rates"] = self.compressed.rates(self.step - self.dropped)
+            sent, received = (total / (self.step - self.dropped) for total in self.compressed.traffic)
+            result |= {"sent": sent, "received": received}
+        return result | {"history": self.history}
+
+    def save(self):
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state(),
+            "compressed": self.compressed and self.compressed.state(),
+            "step": self.step,
+            "dropped": self.dropped,
+            "seconds": self.seconds,
+            "history": self.history,
+        }
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        partial = self.checkpoint.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.rename(self.checkpoint)
+
+    def load(self):
+        state = torch.load(self.checkpoint, weights_only=False)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load(state["optimizer"])
+        if self.compressed:
+            self.compressed.load(state["compressed"])
+        self.step, self.dropped = state["step"], state["dropped"]
+        self.seconds, self.history = state["seconds"], state["history"]
+
+
+def clipped(gradients, limit):
+    """Scaled down to a norm of at most so much."""
+    if limit is None:
+        return gradients
+    norm = math.hypot(*(gradient.norm().item() for gradient in gradients))
+    return [gradient * (limit / norm) for gradient in gradients] if norm > limit else gradients
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(Run(arguments()).train()), flush=True)

@@ -1,0 +1,147 @@
+//! All learners of a run in one process.
+
+use crate::buffers::{Floats, bytes};
+use crate::compressor::read_codec;
+use crate::exchange::{failed, read_strategy};
+use crate::layout::Layout;
+use crate::refused;
+use adacomp::{Codec, Outcome, entropy_bytes};
+use adacomp_exchange::{Exchange, LearnerState, Local, Options, local};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use std::time::Duration;
+
+/// Nobody else is waited for, so it is never reached.
+const LIMIT: Duration = Duration::from_secs(60);
+
+type File<'py> = Bound<'py, PyBytes>;
+
+/// All learners of a run, for experiments in one process and on one thread: the gradients of each in, and the averaged gradient
+/// out, to the bit what as many processes get.
+#[pyclass(module = "adacomp")]
+pub(crate) struct Learners(Exchange<Local>);
+
+#[pymethods]
+impl Learners {
+    #[new]
+    #[pyo3(signature = (layout, learners, strategy = "gather", codec = "rice"))]
+    fn new(layout: &Layout, learners: usize, strategy: &str, codec: &str) -> PyResult<Self> {
+        if learners == 0 {
+            return Err(refused("no learners; expected 1 or more"));
+        }
+        let options = Options { codec: read_codec(codec)?, ..Options::from(read_strategy(strategy)?) };
+        let alone = local(learners, 1, LIMIT).remove(0);
+        Exchange::new(alone, layout.0.clone(), options).map(Self).map_err(failed)
+    }
+
+    /// Compresses the gradients of a learner: a buffer for each parameter, in the layout's order.
+    fn give(&mut self, py: Python<'_>, learner: usize, gradients: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let gradients = gradients.iter().map(Floats::get).collect::<PyResult<Vec<_>>>()?;
+        let protocol = self.0.protocol();
+        if learner >= protocol.learners() || gradients.len() != protocol.layout().len() {
+            let (learners, layers) = (protocol.learners(), protocol.layout().len());
+            return Err(refused(format!(
+                "learner {learner} gives {} gradients; there are {learners} learners and {layers} parameters",
+                gradients.len()
+            )));
+        }
+        py.detach(|| {
+            gradients.iter().enumerate().rev().try_for_each(|(layer, gradient)| {
+                self.0.give(learner, layer, gradient.gradient(0..gradient.len()))
+            })
+        })
+        .map_err(failed)
+    }
+
+    /// Ends the step, which all learners have given: writes the averaged gradient into a float32 buffer for each parameter. None
+    /// if it did; otherwise the number of a learner whose gradient is not finite, and the step is dropped.
+    fn finish(&mut self, py: Python<'_>, output: Vec<Bound<'_, PyAny>>) -> PyResult<Option<u32>> {
+        let mut output = output.iter().map(Floats::get_mut).collect::<PyResult<Vec<_>>>()?;
+        let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
+        match py.detach(|| self.0.finish(&mut slices)).map_err(failed)? {
+            Outcome::Averaged => Ok(None),
+            Outcome::NonFinite { learner } => Ok(Some(learner)),
+        }
+    }
+
+    /// Bytes that a learner sent and received in the last step, on average over learners.
+    fn traffic(&mut self) -> (f64, f64) {
+        let learners = self.0.protocol().learners();
+        let all = (0..learners).filter_map(|learner| self.0.traffic(learner));
+        let (sent, received) =
+            all.fold((0, 0), |(sent, received), traffic| (sent + traffic.sent, received + traffic.received));
+        (sent as f64 / learners as f64, received as f64 / learners as f64)
+    }
+
+    /// What one learner's frame of the last step took, on average over learners: for each parameter name a dict of the number of
+    /// selected elements, bytes with each code, and the fewest that are possible by their entropy. For what is sent whole all
+    /// are the same.
+    fn sizes<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let protocol = self.0.protocol();
+        let (layout, learners) = (protocol.layout().clone(), protocol.learners());
+        let mut sums = vec![[0.0; 4]; layout.len()];
+        for learner in 0..learners {
+            let Some(compressor) = protocol.compressor(learner) else { continue };
+            for (layer, sums) in sums.iter_mut().enumerate() {
+                let statistics = compressor.layer_statistics(layer);
+                let coded = |codec| compressor.last_bytes(layer, codec).map(|bytes| bytes as f64);
+                let whole = 4.0 * statistics.elements as f64;
+                let (sizes, selects) = match (coded(Codec::Rice), coded(Codec::Paper)) {
+                    (Some(rice), Some(paper)) => {
+                        let floor = entropy_bytes(statistics.elements, statistics.selected);
+                        ([rice, paper, floor], true)
+                    }
+                    _ if layout[layer].treatment.selects() => ([0.0; 3], true),
+                    _ => ([whole; 3], false),
+                };
+                let selected = if selects { statistics.selected as f64 } else { 0.0 };
+                let [rice, paper, floor] = sizes;
+                let own = [selected, rice, paper, floor];
+                sums.iter_mut().zip(own).for_each(|(sum, value)| *sum += value / learners as f64);
+            }
+        }
+        let all = PyDict::new(py);
+        for (layer, sums) in layout.layers().iter().zip(sums) {
+            let entry = PyDict::new(py);
+            for (key, value) in ["selected", "rice", "paper", "floor"].into_iter().zip(sums) {
+                entry.set_item(key, value)?;
+            }
+            all.set_item(layer.name(), entry)?;
+        }
+        Ok(all)
+    }
+
+    /// The Euclidean norm of a learner's residual of each parameter; None for what is sent whole. A pass over memory.
+    #[pyo3(signature = (learner = 0))]
+    fn residual_norms(&mut self, py: Python<'_>, learner: usize) -> PyResult<Vec<Option<f64>>> {
+        let protocol = self.0.protocol();
+        let layers = protocol.layout().len();
+        let compressor =
+            protocol.compressor(learner).ok_or_else(|| refused(format!("there is no learner {learner}")))?;
+        let norm = |layer| compressor.residual_statistics(layer).map(|residual| residual.norm);
+        Ok(py.detach(|| (0..layers).map(norm).collect()))
+    }
+
+    /// What each learner keeps: its residuals, and if it is an owner what it keeps as such, as safetensors files.
+    fn save<'py>(&mut self, py: Python<'py>) -> PyResult<Vec<(File<'py>, Option<File<'py>>)>> {
+        let states = py.detach(|| self.0.protocol().save()).map_err(failed)?;
+        let file = |state: LearnerState| {
+            let owner = state.owner.map(|owner| PyBytes::new(py, &owner));
+            (PyBytes::new(py, &state.residuals), owner)
+        };
+        Ok(states.into_iter().map(file).collect())
+    }
+
+    /// Takes over what was saved, by as many learners or another number.
+    fn load(
+        &mut self,
+        py: Python<'_>,
+        states: Vec<(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>)>,
+    ) -> PyResult<()> {
+        let states = states.iter().map(|(residuals, owner)| {
+            Ok(LearnerState { residuals: bytes(residuals)?, owner: owner.as_ref().map(bytes).transpose()? })
+        });
+        let states = states.collect::<PyResult<Vec<_>>>()?;
+        py.detach(|| self.0.protocol().load(&states)).map_err(refused)
+    }
+}

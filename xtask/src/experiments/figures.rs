@@ -1,0 +1,178 @@
+//! Results as figures.
+
+use super::results::Results;
+use super::study::Study;
+use super::tables::{Measure, Seeds};
+use crate::chart::{Axis, Chart, Line, svg};
+
+/// Bytes of a dense gradient that a learner receives in a step: twice what others have, through a ring.
+fn ring(parameters: f64, learners: f64) -> f64 {
+    8.0 * parameters * (learners - 1.0) / learners
+}
+
+const CODES: [&str; 3] = ["rice", "paper", "floor"];
+
+/// The figure of a study, if it has one and something to show.
+pub(super) fn draw(study: &Study, results: &Results) -> Option<String> {
+    let groups = Seeds::of(study, results);
+    if groups.is_empty() {
+        return None;
+    }
+    let charts = match study.name.as_str() {
+        "main" => curves(&groups),
+        "learners" => learners(&groups),
+        "bins" => [
+            sweep(&groups, "conv-bin", "elements of a bin of convolutions", "conv", |group| {
+                group.run.number("matrix-bin") == Some(500.0)
+            }),
+            sweep(&groups, "matrix-bin", "elements of a bin of matrices", "matrix", |group| {
+                group.run.number("conv-bin") == Some(50.0)
+            }),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
+        "threshold" => sweep(&groups, "soft-threshold", "factor of the soft threshold", "overall", |_| true),
+        "minibatch" => minibatch(&groups),
+        _ => return None,
+    };
+    Some(svg(&charts, 3))
+}
+
+fn linear(label: &'static str) -> Axis {
+    Axis { label, logarithmic: false }
+}
+
+fn logarithmic(label: &'static str) -> Axis {
+    Axis { label, logarithmic: true }
+}
+
+/// What each model was judged by, over its steps: the first seed.
+fn curves(groups: &[Seeds<'_>]) -> Vec<Chart> {
+    let mut charts: Vec<Chart> = Vec::new();
+    for group in groups {
+        let (recipe, optimizer) = (group.run.text("recipe"), group.run.text("optimizer"));
+        let (measure, title) = (Measure::of(recipe), format!("{recipe}, {optimizer}"));
+        let line =
+            Line { name: group.run.text("scheme").to_owned(), points: group.history(&measure.path[1..]) };
+        match charts.iter_mut().find(|chart| chart.title == title) {
+            Some(chart) => chart.lines.push(line),
+            None => {
+                charts.push(Chart {
+                    title,
+                    x: linear("steps"),
+                    y: logarithmic(measure.name),
+                    lines: vec![line],
+                });
+            }
+        }
+    }
+    charts
+}
+
+/// A line over a setting for each strategy, of the runs with AdaComp.
+fn by_strategy(groups: &[Seeds<'_>], path: &str) -> Vec<Line> {
+    let strategies = ["gather", "reduce", "sharded"].into_iter().map(|strategy| {
+        let own = groups.iter().filter(|group| group.run.text("strategy") == strategy);
+        let point = |group: &Seeds<'_>| Some((group.run.number("learners")?, group.mean(path)?));
+        Line { name: strategy.to_owned(), points: own.filter_map(point).collect() }
+    });
+    strategies.collect()
+}
+
+fn learners(groups: &[Seeds<'_>]) -> Vec<Chart> {
+    let numbers: Vec<f64> = groups.iter().filter_map(|group| group.run.number("learners")).collect();
+    let (first, last) =
+        numbers.iter().fold((f64::INFINITY, 0.0f64), |(low, high), &n| (low.min(n), high.max(n)));
+    let dense = groups.iter().find(|group| group.run.text("scheme") == "dense");
+    let mut errors = by_strategy(groups, "/test_error");
+    if let Some(error) = dense.and_then(|group| group.mean("/test_error")) {
+        errors.insert(0, Line { name: "dense".to_owned(), points: vec![(first, error), (last, error)] });
+    }
+    let more_than_one =
+        |line: Line| Line { points: line.points.into_iter().filter(|point| point.0 > 1.0).collect(), ..line };
+    let mut received: Vec<_> = by_strategy(groups, "/received").into_iter().map(more_than_one).collect();
+    if let Some(parameters) = groups[0].mean("/parameters") {
+        let mut points: Vec<_> =
+            numbers.iter().filter(|n| **n > 1.0).map(|&n| (n, ring(parameters, n))).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        points.dedup();
+        received.insert(0, Line { name: "dense, ring".to_owned(), points });
+    }
+    vec![
+        Chart {
+            title: "test error, %".to_owned(),
+            x: logarithmic("learners"),
+            y: linear("test error, %"),
+            lines: errors,
+        },
+        Chart {
+            title: "bytes that a learner receives in a step".to_owned(),
+            x: logarithmic("learners"),
+            y: logarithmic("bytes"),
+            lines: received,
+        },
+    ]
+}
+
+/// Error and rates over a setting.
+fn sweep(
+    groups: &[Seeds<'_>],
+    setting: &str,
+    label: &'static str,
+    kind: &str,
+    wanted: impl Fn(&Seeds<'_>) -> bool,
+) -> Vec<Chart> {
+    let mut groups: Vec<_> = groups.iter().filter(|group| wanted(group)).collect();
+    groups.sort_by(|a, b| {
+        a.run.number(setting).partial_cmp(&b.run.number(setting)).unwrap_or(std::cmp::Ordering::Equal)
+    });
+    let points = |path: &str| {
+        groups.iter().filter_map(|group| Some((group.run.number(setting)?, group.mean(path)?))).collect()
+    };
+    let rates =
+        CODES.map(|code| Line { name: code.to_owned(), points: points(&format!("/rates/{code}/{kind}")) });
+    let axis = || match setting {
+        "soft-threshold" => linear(label),
+        _ => logarithmic(label),
+    };
+    vec![
+        Chart {
+            title: "test error, %".to_owned(),
+            x: axis(),
+            y: linear("test error, %"),
+            lines: vec![Line { name: "AdaComp".to_owned(), points: points("/test_error") }],
+        },
+        Chart {
+            title: format!("how many times smaller: {kind}"),
+            x: axis(),
+            y: logarithmic("times"),
+            lines: rates.into(),
+        },
+    ]
+}
+
+fn minibatch(groups: &[Seeds<'_>]) -> Vec<Chart> {
+    let of = |scheme: &str, path: &str| {
+        let own = groups.iter().filter(|group| group.run.text("scheme") == scheme);
+        own.filter_map(|group| Some((group.run.number("minibatch")?, group.mean(path)?))).collect()
+    };
+    let schemes = ["dense", "adacomp"];
+    let errors = schemes.map(|scheme| Line { name: scheme.to_owned(), points: of(scheme, "/test_error") });
+    let rates = ["conv", "matrix", "overall"]
+        .map(|kind| Line { name: kind.to_owned(), points: of("adacomp", &format!("/rates/rice/{kind}")) });
+    vec![
+        Chart {
+            title: "test error, %".to_owned(),
+            x: logarithmic("samples of a minibatch"),
+            y: linear("test error, %"),
+            lines: errors.into(),
+        },
+        Chart {
+            title: "how many times smaller, rice".to_owned(),
+            x: logarithmic("samples of a minibatch"),
+            y: logarithmic("times"),
+            lines: rates.into(),
+        },
+    ]
+}

@@ -1,0 +1,59 @@
+//! `cargo xtask experiments`: the studies in `experiments/`, their results, and the documents made of these.
+
+mod figures;
+mod report;
+mod results;
+mod runner;
+mod study;
+mod tables;
+
+use crate::shell::Result;
+use results::Results;
+use study::Study;
+
+/// Makes what is missing of some studies, or of all, and writes the documents anew. Words that are no study choose among the runs:
+/// `main mnist-cnn adam`.
+pub(crate) fn run(words: &[&str]) -> Result {
+    let studies = Study::all()?;
+    let is_study = |word: &str| studies.iter().any(|study| study.name == word);
+    let (names, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| is_study(word));
+    for study in studies.iter().filter(|study| names.is_empty() || names.contains(&study.name.as_str())) {
+        let chosen = study.runs.iter().filter(|run| words.iter().all(|word| run.has(word)));
+        let chosen: Vec<_> = chosen.cloned().collect();
+        if chosen.is_empty() && !names.is_empty() {
+            let known: Vec<&str> = studies.iter().map(|study| study.name.as_str()).collect();
+            return Err(format!(
+                "`{}` chooses nothing of {}; studies are {}",
+                words.join(" "),
+                study.name,
+                known.join(", ")
+            ));
+        }
+        println!("== {}", study.name);
+        runner::run_all(&chosen)?;
+    }
+    report()
+}
+
+/// Writes the documents anew.
+pub(crate) fn report() -> Result {
+    report::written()?.save()
+}
+
+/// Whether the documents are what the results give.
+pub(crate) fn check() -> Result {
+    report::written()?.check()
+}
+
+/// Says what there is and what is missing.
+pub(crate) fn list() -> Result {
+    let results = Results::read()?;
+    for study in Study::all()? {
+        let done = study.runs.iter().filter(|run| results.get(run).is_some()).count();
+        println!("{}: {done} of {} runs", study.name, study.runs.len());
+        for run in study.runs.iter().filter(|run| results.get(run).is_none()) {
+            println!("  missing: {}", run.name());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! The documents made of results: tables in `docs/results.md` and `README.md`, figures, and one page with all of them.
+
+use super::results::Results;
+use super::study::Study;
+use super::{figures, tables};
+use crate::document::{Written, with_part};
+use crate::shell::{Result, root};
+
+pub(super) fn written() -> Result<Written<'static>> {
+    let (studies, results) = (Study::all()?, Results::read()?);
+    let main = studies.iter().find(|study| study.name == "main").ok_or("there is no study `main`")?;
+    let document = root().join("docs/results.md");
+    let table = tables::main_table(main, &results);
+    let mut files = vec![(document.clone(), with_part(&document, "experiments", &table)?)];
+    let mut page = PAGE.replace("TABLE", &html(&table));
+    for study in &studies {
+        let Some(figure) = figures::draw(study, &results) else { continue };
+        page += &format!("<h2>{}</h2>\n<p>{}</p>\n{figure}", study.name, study.about);
+        files.push((root().join("docs/results").join(format!("{}.svg", study.name)), figure));
+    }
+    files.push((root().join("docs/results/experiments.html"), page + "</body>\n</html>\n"));
+    Ok(Written { by: "cargo xtask experiments report", files })
+}
+
+const PAGE: &str = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+<title>adacomp: experiments</title>\n<style>\nbody { font-family: sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em }\n\
+table { border-collapse: collapse; font-size: 14px } td, th { border: 1px solid #cccccc; padding: 4px 8px; text-align: left }\n\
+svg { max-width: 100%; height: auto }\n</style>\n</head>\n<body>\n<h1>Dense against AdaComp</h1>\nTABLE";
+
+/// A table of the documents as HTML.
+fn html(table: &str) -> String {
+    let rows = table.lines().filter(|line| line.starts_with('|') && !line.starts_with("|---"));
+    let row = |(number, line): (usize, &str)| {
+        let cell = if number == 0 { "th" } else { "td" };
+        let cells = line.trim_matches('|').split('|').map(|text| {
+            let text = text.trim().replace("**", "").replace('`', "");
+            format!("<{cell}>{text}</{cell}>")
+        });
+        format!("<tr>{}</tr>\n", cells.collect::<String>())
+    };
+    format!("<table>\n{}</table>\n", rows.enumerate().map(row).collect::<String>())
+}

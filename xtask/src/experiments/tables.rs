@@ -1,0 +1,125 @@
+//! Results as tables.
+
+use super::results::Results;
+use super::study::{Run, Study};
+use serde_json::Value;
+
+/// Runs that differ in their seeds only.
+pub(super) struct Seeds<'a> {
+    pub(super) run: &'a Run,
+    results: Vec<&'a Value>,
+}
+
+impl<'a> Seeds<'a> {
+    /// The runs of a study by what they are, those that have results.
+    pub(super) fn of(study: &'a Study, results: &'a Results) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        for run in &study.runs {
+            let Some(result) = results.get(run) else { continue };
+            match groups.iter_mut().find(|group| group.run.without(&["seed"]) == run.without(&["seed"])) {
+                Some(group) => group.results.push(result),
+                None => groups.push(Self { run, results: vec![result] }),
+            }
+        }
+        groups
+    }
+
+    /// The values of all seeds at this place of their results.
+    pub(super) fn values(&self, path: &str) -> Vec<f64> {
+        self.results.iter().filter_map(|result| result.pointer(path)?.as_f64()).collect()
+    }
+
+    pub(super) fn mean(&self, path: &str) -> Option<f64> {
+        let values = self.values(path);
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    }
+
+    /// What the first seed's epochs ended with.
+    pub(super) fn history(&self, of: &str) -> Vec<(f64, f64)> {
+        let epochs = self.results[0]["history"].as_array().into_iter().flatten();
+        epochs.filter_map(|epoch| Some((epoch["step"].as_f64()?, epoch[of].as_f64()?))).collect()
+    }
+}
+
+/// What a recipe is judged by: where it is in a result, digits, and its unit.
+pub(super) struct Measure {
+    pub(super) path: &'static str,
+    pub(super) name: &'static str,
+    digits: usize,
+    unit: &'static str,
+}
+
+impl Measure {
+    pub(super) fn of(recipe: &str) -> Self {
+        if recipe.starts_with("shakespeare") {
+            Self { path: "/test_loss", name: "test loss", digits: 3, unit: "" }
+        } else {
+            Self { path: "/test_error", name: "test error", digits: 2, unit: "%" }
+        }
+    }
+
+    /// The mean, and from where to where.
+    fn show(&self, values: &[f64]) -> String {
+        let Self { digits, unit, .. } = self;
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        match values {
+            [] => String::new(),
+            [only] => format!("{only:.digits$}{unit}"),
+            _ => {
+                let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+                let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                format!("{mean:.digits$}{unit} ({low:.digits$} to {high:.digits$})")
+            }
+        }
+    }
+
+    /// How far AdaComp is behind dense, and whether that is what was promised: half a point, or 1.5% of a loss.
+    fn behind(&self, dense: f64, adacomp: f64) -> String {
+        if self.unit == "%" {
+            let points = adacomp - dense;
+            format!("{points:+.2} points{}", if points <= 0.5 { "" } else { ", **too much**" })
+        } else {
+            let percent = 100.0 * (adacomp / dense - 1.0);
+            format!("{percent:+.1}%{}", if percent <= 1.5 { "" } else { ", **too much**" })
+        }
+    }
+}
+
+/// Dense against AdaComp, a row for each model and optimiser.
+pub(super) fn main_table(study: &Study, results: &Results) -> String {
+    let groups = Seeds::of(study, results);
+    let mut text = "\n| model, optimiser | seeds | steps | dense | AdaComp | behind | all: `rice`, `paper` | conv: `rice`, `paper`, floor \
+                    | matrix: `rice`, `paper`, floor |\n|---|---:|---:|---|---|---|---|---|---|\n"
+        .to_owned();
+    for adacomp in groups.iter().filter(|group| group.run.text("scheme") == "adacomp") {
+        let same = |other: &&Seeds<'_>| {
+            other.run.text("scheme") == "dense"
+                && other.run.without(&["seed", "scheme"]) == adacomp.run.without(&["seed", "scheme"])
+        };
+        let Some(dense) = groups.iter().find(same) else { continue };
+        let (recipe, optimizer) = (adacomp.run.text("recipe"), adacomp.run.text("optimizer"));
+        let measure = Measure::of(recipe);
+        let (dense_values, values) = (dense.values(measure.path), adacomp.values(measure.path));
+        let behind = match (dense.mean(measure.path), adacomp.mean(measure.path)) {
+            (Some(dense), Some(adacomp)) => measure.behind(dense, adacomp),
+            _ => String::new(),
+        };
+        text += &format!(
+            "| {recipe}, {optimizer} | {} | {:.0} | {} | {} | {behind} | {} | {} | {} |\n",
+            values.len(),
+            adacomp.mean("/steps").unwrap_or_default(),
+            measure.show(&dense_values),
+            measure.show(&values),
+            rates(adacomp, "overall", &["rice", "paper"]),
+            rates(adacomp, "conv", &["rice", "paper", "floor"]),
+            rates(adacomp, "matrix", &["rice", "paper", "floor"]),
+        );
+    }
+    text + "\n"
+}
+
+/// How many times smaller with each code.
+fn rates(group: &Seeds<'_>, kind: &str, codes: &[&str]) -> String {
+    let rates = codes.iter().filter_map(|code| group.mean(&format!("/rates/{code}/{kind}")));
+    rates.map(|rate| format!("{rate:.0}")).collect::<Vec<_>>().join(", ")
+}
