@@ -32,6 +32,7 @@ class Layout:
         vector: Treatment | None = None,
         minimum: int = 1024,
         soft_threshold: float = 2.0,
+        scale: Literal["mean", "clamped"] = "mean",
         names: Sequence[tuple[str, Treatment]] = (),
     ) -> None: ...
     @property
@@ -140,6 +141,7 @@ class Learners:
         learners: int,
         strategy: Literal["dense", "gather", "reduce", "sharded"] = "gather",
         codec: Codec = "rice",
+        owner_divisor: int = 1,
     ) -> None: ...
     def give(self, learner: int, gradients: Sequence[Buffer]) -> None: ...
     def finish(self, output: Sequence[Buffer]) -> int | None: ...

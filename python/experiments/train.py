@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from datasets import load
 from models import Lstm, Transformer, cnn, mlp, resnet
-from optimizers import make_optimizer
+from optimizers import Follower, Moments, make_optimizer
 from torch.nn.functional import cross_entropy
 
 import adacomp
@@ -40,6 +40,7 @@ def arguments():
     parser.add_argument("recipe", choices=MODELS)
     parser.add_argument("--scheme", choices=["dense", "adacomp", "local-selection", "top-k"], default="adacomp")
     parser.add_argument("--strategy", choices=["gather", "reduce", "sharded"], default="gather")
+    parser.add_argument("--owner-divisor", type=int, default=1, help="how many times shorter the bins of sharded's owners are")
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--minibatch", type=int, default=128, help="samples in a step, over all learners")
     parser.add_argument("--epochs", type=int, default=10)
@@ -54,8 +55,16 @@ def arguments():
     parser.add_argument("--conv-bin", type=int, default=50)
     parser.add_argument("--matrix-bin", type=int, default=500)
     parser.add_argument("--soft-threshold", type=float, default=2.0)
+    parser.add_argument("--scale", choices=["mean", "clamped"], default="mean")
     parser.add_argument("--top-percent", type=float, default=0.1)
-    parser.add_argument("--outlier-step", type=int, help="in this step one bin of learner 0's largest gradient is far too large")
+    parser.add_argument("--second-moment", choices=["sent", "dense"], default="sent", help="what Adam's second moment is of")
+    parser.add_argument(
+        "--compress",
+        choices=["gradients", "updates"],
+        default="gradients",
+        help="what travels: with `updates`, what each learner's Adam makes",
+    )
+    parser.add_argument("--outlier-step", type=int, help="in this step a bin of learner 0's largest layer is far too large")
     parser.add_argument("--outlier-factor", type=float, default=1e4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="a folder for progress")
@@ -71,11 +80,10 @@ class Compressed:
         parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, self.kinds)]
         top = f"top-k {options.top_percent}" if options.scheme == "top-k" else None
         soft_threshold = 1.0 if options.scheme == "local-selection" else options.soft_threshold
-        layout = adacomp.Layout(
-            parameters, conv=top or options.conv_bin, matrix=top or options.matrix_bin, soft_threshold=soft_threshold
-        )
-        self.learners = adacomp.Learners(layout, options.learners, options.strategy)
-        self.elements = layout.elements
+        bins = dict(conv=top or options.conv_bin, matrix=top or options.matrix_bin)
+        layout = adacomp.Layout(parameters, **bins, soft_threshold=soft_threshold, scale=options.scale)
+        self.learners = adacomp.Learners(layout, options.learners, options.strategy, owner_divisor=options.owner_divisor)
+        self.elements, self.treatments = layout.elements, layout.treatments
         self.average = [torch.empty_like(parameter) for _, parameter in named]
         # Since the start: bytes that a learner sent and received, and those of its frame by kind of layer and by code.
         self.traffic = [0.0, 0.0]
@@ -106,6 +114,14 @@ class Compressed:
         wanted = {"overall": ("conv", "matrix", "vector"), "conv": ("conv",), "matrix": ("matrix",)}
         return {code: {name: rate(code, some) for name, some in wanted.items()} for code in ("rice", "paper", "floor")}
 
+    def count(self):
+        """Elements by kind of layer, those of layers that are compressed and of those that are sent whole."""
+        counts = {}
+        for kind, elements, treatment in zip(self.kinds, self.elements, self.treatments):
+            of_kind = counts.setdefault(kind, {"compressed": 0, "whole": 0})
+            of_kind["whole" if treatment == "dense" else "compressed"] += elements
+        return counts
+
     def residual_norm(self):
         norms = [norm for norm in self.learners.residual_norms() if norm is not None]
         return math.hypot(*norms)
@@ -129,7 +145,10 @@ class Run:
         # Norms over a minibatch are each learner's own, so its part must be computed apart also without compression.
         self.apart = any(isinstance(module, torch.nn.BatchNorm2d) for module in self.model.modules())
         self.compressed = None if options.scheme == "dense" else Compressed(self.model, options)
-        self.optimizer = make_optimizer(self.parameters, options)
+        # Where updates travel, each learner has its own moments, and what arrives is only followed.
+        local = options.compress == "updates"
+        self.moments = [Moments(self.parameters) for _ in range(options.learners)] if local else []
+        self.optimizer = Follower(self.parameters) if local else make_optimizer(self.parameters, options)
         self.in_epoch = len(self.data) // options.minibatch
         self.steps = min(options.epochs * self.in_epoch, options.steps or math.inf)
         self.step, self.dropped, self.seconds, self.history = 0, 0, 0.0, []
@@ -167,18 +186,24 @@ class Run:
             gradients.append(torch.autograd.grad(loss, self.parameters))
             losses.append(loss.item())
         if outlier:
-            largest = max(gradients[0], key=torch.Tensor.numel)
-            largest.view(-1)[: options.matrix_bin] *= options.outlier_factor
+            layer = max(gradients[0], key=torch.Tensor.numel).view(-1)
+            first = int(layer.abs().argmax()) // options.matrix_bin * options.matrix_bin
+            layer[first : first + options.matrix_bin] *= options.outlier_factor
         if options.local_clip is not None:
             gradients = [clipped(gradient, options.local_clip) for gradient in gradients]
+        if self.moments:
+            own = zip(self.moments, gradients)
+            gradients = [moments.update(clipped(gradient, options.clip)) for moments, gradient in own]
         if self.compressed:
             average = self.compressed.exchange(gradients)
         else:
-            average = [sum(layer) / len(layer) for layer in zip(*gradients)]
+            average = dense_average(gradients)
         if average is None:
             self.dropped += 1
         else:
-            self.optimizer.step(clipped(average, options.clip), self.learning_rate())
+            limit = None if self.moments else options.clip
+            squared = dense_average(gradients) if options.second_moment == "dense" else average
+            self.optimizer.step(clipped(average, limit), self.learning_rate(), clipped(squared, limit))
         self.step += 1
         return sum(losses) / len(losses)
 
@@ -208,7 +233,7 @@ class Run:
         result = {"test_error": last["test_error"], "test_loss": last["test_loss"], "steps": self.step, "dropped": self.dropped}
         result |= {"seconds": round(self.seconds, 1), "parameters": sum(parameter.numel() for parameter in self.parameters)}
         if self.compressed:
-            result["rates"] = self.compressed.rates(self.step - self.dropped)
+            result |= {"rates": self.compressed.rates(self.step - self.dropped), "elements": self.compressed.count()}
             sent, received = (total / (self.step - self.dropped) for total in self.compressed.traffic)
             result |= {"sent": sent, "received": received}
         return result | {"history": self.history}
@@ -217,6 +242,7 @@ class Run:
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state(),
+            "moments": [moments.state() for moments in self.moments],
             "compressed": self.compressed and self.compressed.state(),
             "step": self.step,
             "dropped": self.dropped,
@@ -232,10 +258,16 @@ class Run:
         state = torch.load(self.checkpoint, weights_only=False)
         self.model.load_state_dict(state["model"])
         self.optimizer.load(state["optimizer"])
+        for moments, saved in zip(self.moments, state["moments"]):
+            moments.load(saved)
         if self.compressed:
             self.compressed.load(state["compressed"])
         self.step, self.dropped = state["step"], state["dropped"]
         self.seconds, self.history = state["seconds"], state["history"]
+
+
+def dense_average(gradients):
+    return [sum(layer) / len(layer) for layer in zip(*gradients)]
 
 
 def clipped(gradients, limit):

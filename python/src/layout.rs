@@ -1,7 +1,7 @@
 //! Parameters and their treatments.
 
 use crate::refused;
-use adacomp::{Kind, Parameter, Policy, Treatment};
+use adacomp::{Kind, Parameter, Policy, Scale, Treatment};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ pub(crate) struct Layout(pub(crate) Arc<adacomp::Layout>);
 impl Layout {
     #[new]
     #[pyo3(signature = (parameters, *, conv = None, matrix = None, vector = None, minimum = 1024, soft_threshold = 2.0,
-        names = Vec::new()))]
+        scale = "mean", names = Vec::new()))]
+    #[allow(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         parameters: Vec<(String, Vec<usize>, Option<String>)>,
         conv: Option<Bound<'_, PyAny>>,
@@ -21,9 +22,12 @@ impl Layout {
         vector: Option<Bound<'_, PyAny>>,
         minimum: usize,
         soft_threshold: f32,
+        scale: &str,
         names: Vec<(String, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
-        let mut policy = Policy::adacomp().minimum(minimum).soft_threshold(soft_threshold);
+        let scale = Scale::named(scale)
+            .ok_or_else(|| refused(format!("scale `{scale}`; expected mean or clamped")))?;
+        let mut policy = Policy::adacomp().minimum(minimum).soft_threshold(soft_threshold).scale(scale);
         for (kind, given) in [(Kind::Conv, conv), (Kind::Matrix, matrix), (Kind::Vector, vector)] {
             if let Some(given) = given {
                 policy = policy.kind(kind, treatment(&given)?);

@@ -24,12 +24,19 @@ pub(crate) struct Learners(Exchange<Local>);
 #[pymethods]
 impl Learners {
     #[new]
-    #[pyo3(signature = (layout, learners, strategy = "gather", codec = "rice"))]
-    fn new(layout: &Layout, learners: usize, strategy: &str, codec: &str) -> PyResult<Self> {
-        if learners == 0 {
-            return Err(refused("no learners; expected 1 or more"));
+    #[pyo3(signature = (layout, learners, strategy = "gather", codec = "rice", owner_divisor = 1))]
+    fn new(
+        layout: &Layout,
+        learners: usize,
+        strategy: &str,
+        codec: &str,
+        owner_divisor: u32,
+    ) -> PyResult<Self> {
+        if learners == 0 || owner_divisor == 0 {
+            return Err(refused("no learners, or bins divided by 0; expected 1 or more"));
         }
-        let options = Options { codec: read_codec(codec)?, ..Options::from(read_strategy(strategy)?) };
+        let options =
+            Options { codec: read_codec(codec)?, owner_divisor, ..Options::from(read_strategy(strategy)?) };
         let alone = local(learners, 1, LIMIT).remove(0);
         Exchange::new(alone, layout.0.clone(), options).map(Self).map_err(failed)
     }

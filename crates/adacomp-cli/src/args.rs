@@ -1,6 +1,6 @@
 //! The command line: parsed raw here, checked in `config`.
 
-use crate::config::{CodecName, Config, Length, OptimizerKind, Schedule, Scheme, StrategyName};
+use crate::config::{CodecName, Config, Length, OptimizerKind, ScaleName, Schedule, Scheme, StrategyName};
 use crate::engine::Engine;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -158,6 +158,9 @@ pub(crate) struct TrainingArguments {
     /// The factor of AdaComp's soft threshold [default: 2]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) soft_threshold: Option<f64>,
+    /// What AdaComp sends selected elements as [default: mean]
+    #[arg(long)]
+    pub(crate) scale: Option<ScaleName>,
     /// What top-k sends, in percent [default: 0.1]
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) top_percent: Option<f64>,
@@ -237,6 +240,7 @@ impl TrainingArguments {
         set(&mut config.conv_bin, &self.conv_bin);
         set(&mut config.matrix_bin, &self.matrix_bin);
         set(&mut config.soft_threshold, &self.soft_threshold);
+        set(&mut config.scale, &self.scale);
         set(&mut config.top_percent, &self.top_percent);
         set(&mut config.minibatch, &self.minibatch);
         set(&mut config.length, &self.epochs.map(Length::Epochs).or(self.steps.map(Length::Steps)));

@@ -1,7 +1,7 @@
 //! A run's configuration: checked once, then true.
 
 use crate::recipes::{RECIPES, Recipe};
-use adacomp::{Codec, Kind, Policy, Treatment};
+use adacomp::{Codec, Kind, Policy, Scale, Treatment};
 use adacomp_exchange::{Options, Strategy};
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -47,6 +47,26 @@ pub(crate) enum CodecName {
     Rice,
     /// The paper's 8 and 16 bits an element
     Paper,
+}
+
+/// What AdaComp sends selected elements as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ScaleName {
+    /// The mean of the bins' maxima: the paper's
+    #[default]
+    Mean,
+    /// The same, but a maximum counts for ten medians at most
+    Clamped,
+}
+
+impl From<ScaleName> for Scale {
+    fn from(name: ScaleName) -> Self {
+        match name {
+            ScaleName::Mean => Self::Mean,
+            ScaleName::Clamped => Self::Clamped,
+        }
+    }
 }
 
 /// What changes the weights.
@@ -107,6 +127,8 @@ pub(crate) struct Config {
     pub(crate) conv_bin: u32,
     pub(crate) matrix_bin: u32,
     pub(crate) soft_threshold: f64,
+    #[serde(default)]
+    pub(crate) scale: ScaleName,
     /// Percent of the elements that `top-k` sends.
     pub(crate) top_percent: f64,
     pub(crate) learners: usize,
@@ -143,6 +165,7 @@ impl Config {
             conv_bin: 50,
             matrix_bin: 500,
             soft_threshold: 2.0,
+            scale: ScaleName::Mean,
             top_percent: 0.1,
             learners: recipe.learners,
             minibatch: recipe.minibatch,
@@ -218,7 +241,9 @@ impl Config {
             Scheme::F16 => return Policy::half(),
             Scheme::TopK => return Policy::top_k(self.top_percent as f32),
             Scheme::LocalSelection => Policy::local_selection(),
-            Scheme::Adacomp => Policy::adacomp().soft_threshold(self.soft_threshold as f32),
+            Scheme::Adacomp => {
+                Policy::adacomp().soft_threshold(self.soft_threshold as f32).scale(self.scale.into())
+            }
         };
         policy
             .kind(Kind::Conv, Treatment::Bins(self.conv_bin))

@@ -6,7 +6,7 @@
 #[path = "../../adacomp/benches/common/mod.rs"]
 mod common;
 
-use adacomp::{Codec, Outcome, Parameter, Policy};
+use adacomp::{Outcome, Parameter, Policy};
 use adacomp_exchange::{Incoming, Outgoing, Protocol, Strategy};
 use common::{Gradients, flag, median, number, print, text, time};
 use std::hint::black_box;
@@ -31,7 +31,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
         Policy::adacomp().layout([Parameter::new("weight", &[1, elements])]).expect("a valid layout");
     let layout = Arc::new(layout);
     // The first learner apart, so that its own work can be timed.
-    let host = |hosted| Protocol::new(layout.clone(), strategy, Codec::Rice, learners, hosted, usize::MAX);
+    let host = |hosted| Protocol::new(layout.clone(), strategy, learners, hosted);
     let mut hosts = [host(0..1).expect("a valid protocol"), host(1..learners).expect("a valid protocol")];
     let (mut gradient, mut residual) = (vec![0.0; elements], vec![0.0; elements]);
     let mut outputs = [vec![0.0; elements], vec![0.0; elements]];

@@ -2,18 +2,13 @@
 
 use crate::error::ExchangeError;
 use crate::message::VERSION;
-use crate::strategy::Strategy;
-use adacomp::{Codec, Layout, Treatment};
+use crate::options::Options;
+use adacomp::{Layout, Treatment};
 use std::sync::Arc;
 
 /// What a learner was started with: on each line a thing, `: `, and what it is.
-pub(crate) fn describe(
-    layout: &Layout,
-    strategy: Strategy,
-    codec: Codec,
-    learners: usize,
-    group: usize,
-) -> Vec<u8> {
+pub(crate) fn describe(layout: &Layout, options: Options, learners: usize) -> Vec<u8> {
+    let Options { strategy, codec, group, owner_divisor } = options;
     let mut lines = vec![
         format!("protocol version: {VERSION}"),
         format!("frame version: {}", adacomp::VERSION),
@@ -21,7 +16,9 @@ pub(crate) fn describe(
         format!("strategy: {}", strategy.name()),
         format!("codec: {}", codec.name()),
         format!("elements of a group: {group}"),
+        format!("divisor of owners' bins: {owner_divisor}"),
         format!("soft-threshold factor: {}", layout.soft_threshold()),
+        format!("scale: {}", layout.scale().name()),
         format!("number of parameters: {}", layout.len()),
     ];
     for (number, layer) in layout.layers().iter().enumerate() {
@@ -68,13 +65,13 @@ pub fn check(texts: &[Arc<Vec<u8>>]) -> Result<(), ExchangeError> {
 mod tests {
     use super::{check, describe};
     use crate::strategy::Strategy;
-    use adacomp::{Codec, Parameter, Policy};
+    use adacomp::{Parameter, Policy};
     use std::sync::Arc;
 
     #[test]
     fn another_version_is_named() {
         let layout = Policy::adacomp().layout([Parameter::new("fc", &[40, 50])]).unwrap();
-        let ours = describe(&layout, Strategy::Reduce, Codec::Rice, 3, 9);
+        let ours = describe(&layout, Strategy::Reduce.into(), 3);
         let text = String::from_utf8(ours.clone()).unwrap();
         let theirs = text.replace("protocol version: 1", "protocol version: 2").into_bytes();
         let shorter = text.lines().next().unwrap().as_bytes().to_vec();

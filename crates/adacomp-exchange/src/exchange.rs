@@ -3,31 +3,13 @@
 use crate::agreement;
 use crate::collective::{Collective, Incoming, Outgoing};
 use crate::error::{CollectiveError, ExchangeError};
+use crate::options::Options;
 use crate::protocol::Protocol;
-use crate::strategy::Strategy;
 use crate::traffic::Traffic;
-use adacomp::{Codec, CompressError, Gradient, Layout, Outcome, Selected, Sending};
+use adacomp::{CompressError, Gradient, Layout, Outcome, Selected, Sending};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// How to exchange.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
-    /// The strategy.
-    pub strategy: Strategy,
-    /// How frames are written; only `gather` sends frames.
-    pub codec: Codec,
-    /// Layers are exchanged in groups of at least so many elements, each as soon as it has been given. Unless told, all
-    /// layers are one group.
-    pub group: usize,
-}
-
-impl From<Strategy> for Options {
-    fn from(strategy: Strategy) -> Self {
-        Self { strategy, codec: Codec::default(), group: usize::MAX }
-    }
-}
 
 /// Whether an averaged gradient that has been written may have to be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,9 +59,8 @@ impl<C: Collective> Exchange<C> {
         layout: impl Into<Arc<Layout>>,
         options: impl Into<Options>,
     ) -> Result<Self, ExchangeError> {
-        let (layout, Options { strategy, codec, group }) = (layout.into(), options.into());
         let (learners, hosted) = (collective.learners(), collective.hosted());
-        let protocol = Protocol::new(layout, strategy, codec, learners, hosted.clone(), group)?;
+        let protocol = Protocol::new(layout, options, learners, hosted.clone())?;
         let failed = |cause| ExchangeError::Collective { step: 0, cause };
         let texts = collective.to_all(vec![protocol.description(); hosted.len()]).map_err(failed)?;
         agreement::check(&texts)?;

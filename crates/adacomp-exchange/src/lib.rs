@@ -12,6 +12,7 @@ mod member;
 mod message;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod options;
 mod protocol;
 mod reduce;
 mod setting;
@@ -26,10 +27,11 @@ mod verdict;
 pub use agreement::check as check_agreement;
 pub use collective::{Collective, Incoming, Outgoing, TIME_LIMIT};
 pub use error::{Cause, CollectiveError, ExchangeError};
-pub use exchange::{Exchange, Options, Seconds, Writing};
+pub use exchange::{Exchange, Seconds, Writing};
 pub use local::{Local, local, on_threads};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use options::Options;
 pub use protocol::Protocol;
 pub use state::LearnerState;
 pub use strategy::Strategy;

@@ -1,9 +1,10 @@
 //! One of the learners that are hosted here, in a step.
 
+use crate::options::Options;
 use crate::shares::share;
-use crate::strategy::Fault;
+use crate::strategy::{Fault, Strategy};
 use crate::traffic::Traffic;
-use adacomp::{Compressor, Layer, Layout, Parameter};
+use adacomp::{Compressor, Layer, Layout, Parameter, Treatment};
 use std::sync::Arc;
 
 /// One learner that is hosted here.
@@ -28,13 +29,14 @@ impl Member {
         learner: usize,
         learners: usize,
         position: usize,
-        owns: bool,
+        options: Options,
     ) -> Self {
         Self {
             learner,
             position,
             compressor: Compressor::new(layout.clone()),
-            owner: owns.then(|| Compressor::new(owner_layout(layout, learner, learners))),
+            owner: (options.strategy == Strategy::Sharded)
+                .then(|| Compressor::new(owner_layout(layout, options, learner, learners))),
             owner_before: None,
             traffic: Traffic::default(),
             fault: None,
@@ -61,10 +63,15 @@ impl Member {
 }
 
 /// A learner's shares of all layers, as layers of their own.
-pub(crate) fn owner_layout(layout: &Layout, owner: usize, learners: usize) -> Layout {
+pub(crate) fn owner_layout(layout: &Layout, options: Options, owner: usize, learners: usize) -> Layout {
     let layers = layout.layers().iter().enumerate().map(|(number, layer)| {
         let elements = share(layout, number, owner, learners).len();
-        Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment: layer.treatment }
+        let treatment = match layer.treatment {
+            Treatment::Bins(bin) => Treatment::Bins((bin / options.owner_divisor).max(1)),
+            other => other,
+        };
+        Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment }
     });
-    Layout::new(layers.collect(), layout.soft_threshold()).expect("shares of valid layers are valid layers")
+    let shares = Layout::new(layers.collect(), layout.soft_threshold());
+    shares.expect("shares of valid layers are valid layers").with_scale(layout.scale())
 }

@@ -13,12 +13,12 @@ use crate::collective::{Incoming, Outgoing};
 use crate::error::{CollectiveError, ExchangeError};
 use crate::member::Member;
 use crate::message::Flag;
+use crate::options::Options;
 use crate::setting::{Envelopes, Setting};
 use crate::strategy::{Addressing, Rounds, Strategy};
 use crate::traffic::Traffic;
 use adacomp::{
-    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Selected, Sending,
-    Treatment,
+    AverageError, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Selected, Sending, Treatment,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,10 +34,8 @@ struct Group {
 /// The learners that are hosted here, in a step.
 pub struct Protocol {
     layout: Arc<Layout>,
-    strategy: Strategy,
-    codec: Codec,
+    pub(crate) options: Options,
     learners: usize,
-    group: usize,
     pub(crate) members: Vec<Member>,
     groups: Vec<Group>,
     /// How many of the groups are in use in this step: all, unless they come as they are given.
@@ -50,21 +48,20 @@ pub struct Protocol {
 }
 
 impl Protocol {
-    /// The learners of `hosted`, of so many in all. Layers are exchanged in groups of at least `group` elements, the last
-    /// layers first, because the backward pass produces these first.
+    /// The learners of `hosted`, of so many in all. Layers are exchanged in groups, the last layers first, because the backward
+    /// pass produces these first.
     ///
     /// # Panics
     /// If no learner is hosted, or one that is not among all.
     pub fn new(
         layout: impl Into<Arc<Layout>>,
-        strategy: Strategy,
-        codec: Codec,
+        options: impl Into<Options>,
         learners: usize,
         hosted: Range<usize>,
-        group: usize,
     ) -> Result<Self, ExchangeError> {
         assert!(!hosted.is_empty() && hosted.end <= learners, "learners {hosted:?} of {learners}");
-        let layout = layout.into();
+        let (layout, options) = (layout.into(), options.into());
+        let strategy = options.strategy;
         let is_top_k = |layer: &&Layer| matches!(layer.treatment, Treatment::TopK(_));
         if let (Strategy::Reduce | Strategy::Sharded, Some(layer)) =
             (strategy, layout.layers().iter().find(is_top_k))
@@ -72,11 +69,10 @@ impl Protocol {
             let parameter = layer.name().to_owned();
             return Err(ExchangeError::Treatment { parameter, strategy: strategy.name() });
         }
-        let owns = strategy == Strategy::Sharded;
         let members = hosted.clone().zip(0..);
         let members =
-            members.map(|(learner, position)| Member::new(&layout, learner, learners, position, owns));
-        let groups = cut_groups(&layout, group).into_iter().map(|layers| Group {
+            members.map(|(learner, position)| Member::new(&layout, learner, learners, position, options));
+        let groups = cut_groups(&layout, options.group).into_iter().map(|layers| Group {
             layers,
             rounds: strategy.rounds(),
             missing: 0,
@@ -88,10 +84,8 @@ impl Protocol {
             as_given: false,
             groups,
             layout,
-            strategy,
-            codec,
+            options,
             learners,
-            group,
             step: 0,
             sending: Sending::Selected,
             non_finite: None,
@@ -107,13 +101,13 @@ impl Protocol {
 
     /// How gradients are exchanged.
     pub fn strategy(&self) -> Strategy {
-        self.strategy
+        self.options.strategy
     }
 
     /// What this was started with. All learners' must be the same: carry them to all, and let
     /// [`crate::check_agreement`] tell, before the first step.
     pub fn description(&self) -> Vec<u8> {
-        agreement::describe(&self.layout, self.strategy, self.codec, self.learners, self.group)
+        agreement::describe(&self.layout, self.options, self.learners)
     }
 
     /// How many learners there are.
@@ -160,7 +154,11 @@ impl Protocol {
         // Groups are mostly those of the step before, whose memory is used again.
         if self.groups.get(number).is_none_or(|group| group.layers != layers) {
             self.groups.truncate(number);
-            self.groups.push(Group { layers: layers.to_vec(), rounds: self.strategy.rounds(), missing: 0 });
+            self.groups.push(Group {
+                layers: layers.to_vec(),
+                rounds: self.options.strategy.rounds(),
+                missing: 0,
+            });
         }
         self.groups[number].missing = layers.len() * self.members.len();
         self.in_use += 1;
@@ -169,7 +167,7 @@ impl Protocol {
 
     /// The number of rounds of each group.
     pub fn rounds(&self) -> usize {
-        self.strategy.rounds().addressing().len()
+        self.options.strategy.rounds().addressing().len()
     }
 
     /// The compressor of a learner that is hosted here.
@@ -210,7 +208,7 @@ impl Protocol {
     }
 
     fn sends_everything(&self) -> bool {
-        self.sending == Sending::Everything || self.strategy == Strategy::Dense
+        self.sending == Sending::Everything || self.options.strategy == Strategy::Dense
     }
 
     /// Whether a gradient of this step has been given.
@@ -491,9 +489,10 @@ impl Protocol {
 /// The parts of a protocol that a group's round works with.
 fn parts(protocol: &mut Protocol, group: usize) -> (Envelopes<'_>, &mut dyn Rounds, &mut [Member]) {
     let everything = protocol.sends_everything();
-    let Protocol { layout, codec, learners, members, groups, step, non_finite, .. } = protocol;
+    let Protocol { layout, options, learners, members, groups, step, non_finite, .. } = protocol;
     let Group { layers, rounds, .. } = &mut groups[group];
-    let setting = Setting { layout, layers, learners: *learners, step: *step, codec: *codec, everything };
+    let setting =
+        Setting { layout, layers, learners: *learners, step: *step, codec: options.codec, everything };
     (Envelopes { setting, known_non_finite: non_finite.is_some() }, rounds.as_mut(), members)
 }
 

@@ -86,7 +86,7 @@ impl Protocol {
         }
         let mut all = Vec::new();
         for (owner, state) in owners.iter().enumerate() {
-            let mut kept = Compressor::new(owner_layout(self.layout(), owner, learners));
+            let mut kept = Compressor::new(owner_layout(self.layout(), self.options, owner, learners));
             kept.load(&[state], owner, learners)?;
             for layer in 0..self.layout().len() {
                 let start = share(self.layout(), layer, owner, learners).start;

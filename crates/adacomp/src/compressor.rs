@@ -6,7 +6,7 @@ use crate::kernel::Kernel;
 use crate::layout::{Layer, Layout};
 use crate::packet::{Packet, Selected};
 use crate::policy::Treatment;
-use crate::residual::{Residual, Rule, Scratch, mean_maximum};
+use crate::residual::{Residual, Rule, Scratch};
 use crate::statistics::{LayerStatistics, ResidualStatistics};
 use crate::wire::{Codec, FrameWriter, Header};
 use half::f16;
@@ -184,6 +184,7 @@ impl Compressor {
                 let rule = Rule {
                     bin: *bin,
                     soft_threshold: layout.soft_threshold(),
+                    scale: layout.scale(),
                     factor,
                     kernel: self.kernel,
                     threads: self.threads,
@@ -237,7 +238,7 @@ impl Compressor {
             return Err(CompressError::Selection { parameter: parameter() });
         }
         self.open = true;
-        let (scale, bad_bins) = mean_maximum(maxima);
+        let (scale, bad_bins) = self.layout.scale().of(maxima, &mut self.scratch.sorted);
         if let Some(residual) = self.layers[layer].store.residual_mut() {
             residual.take_selection(scale, selected);
         }

@@ -2,6 +2,7 @@
 
 use crate::error::PolicyError;
 use crate::policy::{Parameter, Treatment};
+use crate::scale::Scale;
 use std::collections::HashMap;
 
 /// Elements a layer may have: its bytes in f32 have a length of 32 bits on the wire.
@@ -34,6 +35,7 @@ pub struct Layout {
     layers: Vec<Layer>,
     by_name: HashMap<String, usize>,
     soft_threshold: f32,
+    scale: Scale,
     fingerprint: u64,
 }
 
@@ -58,8 +60,15 @@ impl Layout {
                 return Err(PolicyError::Twice { parameter: layer.name().to_owned() });
             }
         }
-        let fingerprint = fingerprint(&layers, soft_threshold);
-        Ok(Self { layers, by_name, soft_threshold, fingerprint })
+        let scale = Scale::default();
+        let fingerprint = fingerprint(&layers, soft_threshold, scale);
+        Ok(Self { layers, by_name, soft_threshold, scale, fingerprint })
+    }
+
+    /// The same with another scale.
+    pub fn with_scale(self, scale: Scale) -> Self {
+        let fingerprint = fingerprint(&self.layers, self.soft_threshold, scale);
+        Self { scale, fingerprint, ..self }
     }
 
     /// The layers, in order.
@@ -92,7 +101,12 @@ impl Layout {
         self.soft_threshold
     }
 
-    /// A number that differs when names, shapes, order, treatments or the soft threshold differ.
+    /// What selected elements are sent as.
+    pub fn scale(&self) -> Scale {
+        self.scale
+    }
+
+    /// A number that differs when names, shapes, order, treatments, the soft threshold or the scale differ.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -107,8 +121,13 @@ impl std::ops::Index<usize> for Layout {
 }
 
 /// FNV-1a over everything that must agree, each part with its length so that no two layouts read alike.
-fn fingerprint(layers: &[Layer], soft_threshold: f32) -> u64 {
+fn fingerprint(layers: &[Layer], soft_threshold: f32, scale: Scale) -> u64 {
     let mut hash = Fnv1a(0xcbf2_9ce4_8422_2325);
+    match scale {
+        // As before there was another.
+        Scale::Mean => {}
+        Scale::Clamped => hash.add(b"clamped"),
+    }
     hash.add(&soft_threshold.to_le_bytes());
     hash.number(layers.len());
     for Layer { parameter, treatment } in layers {

@@ -2,6 +2,7 @@
 
 use crate::error::PolicyError;
 use crate::layout::{Layer, Layout};
+use crate::scale::Scale;
 use wildmatch::WildMatch;
 
 /// The largest bin: an index within it takes the paper's 14 bits.
@@ -113,6 +114,7 @@ pub struct Policy {
     vector: Treatment,
     minimum: usize,
     soft_threshold: f32,
+    scale: Scale,
     names: Vec<(WildMatch, Treatment)>,
 }
 
@@ -131,6 +133,7 @@ impl Policy {
             vector: Treatment::Dense,
             minimum: 1024,
             soft_threshold: 2.0,
+            scale: Scale::Mean,
             names: Vec::new(),
         }
     }
@@ -188,13 +191,19 @@ impl Policy {
         self
     }
 
+    /// Sends selected elements as this: AdaComp's mean of bin maxima, or one that a gradient which is far too large does not inflate.
+    pub fn scale(mut self, scale: Scale) -> Self {
+        self.scale = scale;
+        self
+    }
+
     /// Applies the policy to a model: its parameters in a fixed order, the same on all learners.
     pub fn layout(&self, parameters: impl IntoIterator<Item = Parameter>) -> Result<Layout, PolicyError> {
         let layers = parameters.into_iter().map(|parameter| {
             let treatment = self.treatment(&parameter);
             Layer { parameter, treatment }
         });
-        Layout::new(layers.collect(), self.soft_threshold)
+        Ok(Layout::new(layers.collect(), self.soft_threshold)?.with_scale(self.scale))
     }
 
     fn treatment(&self, parameter: &Parameter) -> Treatment {

@@ -7,6 +7,7 @@
 use crate::gradient::Gradient;
 use crate::kernel::{Kernel, Run};
 use crate::packet::{Lately, Packet, Selected, Sparse};
+use crate::scale::Scale;
 use crate::topk;
 
 /// Elements that are settled, then selected from, while they are in the nearest cache.
@@ -43,6 +44,7 @@ enum Pending {
 pub(crate) struct Rule {
     pub(crate) bin: usize,
     pub(crate) soft_threshold: f32,
+    pub(crate) scale: Scale,
     /// What the gradient is multiplied by first: the inverse loss scale.
     pub(crate) factor: f32,
     pub(crate) kernel: Kernel,
@@ -53,6 +55,7 @@ pub(crate) struct Rule {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scratch {
     maxima: Vec<f32>,
+    pub(crate) sorted: Vec<f32>,
     magnitudes: Vec<u32>,
     workers: Vec<Worker>,
 }
@@ -125,7 +128,7 @@ impl Residual {
         self.owed.selected.clear();
         self.pending = Pending::Selection;
 
-        let (scale, bad_bins) = mean_maximum(&maxima);
+        let (scale, bad_bins) = rule.scale.of(&maxima, &mut scratch.sorted);
         self.selection.values = [scale, -scale];
         scratch.maxima = maxima;
         bad_bins
@@ -228,14 +231,6 @@ impl Residual {
         self.settle();
         &mut self.values
     }
-}
-
-/// The scale, and how many bins are not finite.
-pub(crate) fn mean_maximum(maxima: &[f32]) -> (f32, usize) {
-    let finite = maxima.iter().filter(|maximum| !maximum.is_nan());
-    let (sum, count) = finite.fold((0.0, 0), |(sum, count), &maximum| (sum + f64::from(maximum), count + 1));
-    let scale = if maxima.is_empty() { 0.0 } else { (sum / maxima.len() as f64) as f32 };
-    (scale, maxima.len() - count)
 }
 
 /// Consecutive bins of a tensor; the last may be short.

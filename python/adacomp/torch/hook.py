@@ -33,6 +33,7 @@ class Hook:
         minimum: tensors with fewer elements go dense.
         names: the same by name: ``{"head.*": "dense", "encoder.*.weight": 1000}``; the last that matches wins.
         soft_threshold: the factor of the soft threshold; 2 is AdaComp, 1 its comparison scheme Local Selection.
+        scale: ``"mean"``, or ``"clamped"``, which one gradient that is far too large does not inflate for its whole layer.
         codec: ``"rice"``, or ``"paper"`` for the code of the paper.
         scaler: the ``torch.amp.GradScaler`` of the training loop, if it has one, so that residuals do not depend on its scale.
         time_limit: seconds or ``timedelta`` that learners wait for each other; as long as DDP's own group, unless told. Steps
@@ -51,6 +52,7 @@ class Hook:
         minimum=1024,
         names=None,
         soft_threshold=2.0,
+        scale="mean",
         codec="rice",
         scaler=None,
         time_limit=None,
@@ -79,6 +81,7 @@ class Hook:
             vector=vector,
             minimum=minimum,
             soft_threshold=soft_threshold,
+            scale=scale,
             names=list((names or {}).items()),
         )
         # For tests: the path for other devices, on tensors of the processor.

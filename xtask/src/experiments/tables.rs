@@ -34,6 +34,16 @@ impl<'a> Seeds<'a> {
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
 
+    /// How many times smaller the layers of a kind are with a code, those that are sent whole left out; of all kinds, nothing is.
+    fn compressed_rate(&self, code: &str, kind: &str) -> Option<f64> {
+        let rate = self.mean(&format!("/rates/{code}/{kind}"))?;
+        let elements = |which: &str| self.mean(&format!("/elements/{kind}/{which}"));
+        let (Some(compressed), Some(whole)) = (elements("compressed"), elements("whole")) else {
+            return Some(rate);
+        };
+        (compressed > 0.0).then(|| compressed / ((compressed + whole) / rate - whole))
+    }
+
     /// What the first seed's epochs ended with.
     pub(super) fn history(&self, of: &str) -> Vec<(f64, f64)> {
         let epochs = self.results[0]["history"].as_array().into_iter().flatten();
@@ -118,8 +128,8 @@ pub(super) fn main_table(study: &Study, results: &Results) -> String {
     text + "\n"
 }
 
-/// How many times smaller with each code.
+/// How many times smaller with each code: what is of a kind and compressed, or all of it.
 fn rates(group: &Seeds<'_>, kind: &str, codes: &[&str]) -> String {
-    let rates = codes.iter().filter_map(|code| group.mean(&format!("/rates/{code}/{kind}")));
+    let rates = codes.iter().filter_map(|code| group.compressed_rate(code, kind));
     rates.map(|rate| format!("{rate:.0}")).collect::<Vec<_>>().join(", ")
 }

@@ -1,16 +1,14 @@
 //! Carrying messages by hand, so that anything can be done to them.
 
 use crate::support::{gradient, model, output, slices};
-use adacomp::{Codec, Outcome};
+use adacomp::Outcome;
 use adacomp_exchange::{ExchangeError, Incoming, Outgoing, Protocol, Strategy};
 use std::sync::Arc;
 
 /// One protocol for each learner, each hosting one.
 pub(crate) fn protocols(learners: usize, strategy: Strategy) -> Vec<Protocol> {
     (0..learners)
-        .map(|learner| {
-            Protocol::new(model(), strategy, Codec::Rice, learners, learner..learner + 1, usize::MAX).unwrap()
-        })
+        .map(|learner| Protocol::new(model(), strategy, learners, learner..learner + 1).unwrap())
         .collect()
 }
 

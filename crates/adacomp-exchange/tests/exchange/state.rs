@@ -2,7 +2,7 @@
 
 use crate::hand::{carry, give, protocols};
 use crate::support::{STRATEGIES, model};
-use adacomp::{Codec, StateError};
+use adacomp::StateError;
 use adacomp_exchange::{ExchangeError, LearnerState, Protocol, Strategy};
 
 /// Learners after three steps, and what they saved.
@@ -120,7 +120,7 @@ fn a_bad_state_changes_nothing() {
     without_owner[1].owner = None;
     let mut mixed = states.clone();
     mixed[1] = trained_for(2, Strategy::Sharded, 2).1.remove(1);
-    let mut protocol = Protocol::new(model(), Strategy::Sharded, Codec::Rice, 3, 1..2, usize::MAX).unwrap();
+    let mut protocol = Protocol::new(model(), Strategy::Sharded, 3, 1..2).unwrap();
     for bad in [&cut[..], &without_owner, &mixed, &states[..1], &[]] {
         assert!(protocol.load(bad).is_err());
         assert_eq!(protocol.step(), 0);
