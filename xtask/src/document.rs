@@ -4,11 +4,14 @@ use crate::shell::Result;
 use std::fs;
 use std::path::Path;
 
-/// The text of a document with the part between `<!-- NAME: ... -->` and `<!-- end of NAME -->` replaced.
-pub(crate) fn with_part(path: &Path, name: &str, part: &str) -> Result<String> {
+/// The text of a document with the parts between `<!-- NAME: ... -->` and `<!-- end of NAME -->` replaced.
+pub(crate) fn with_parts(path: &Path, parts: &[(&str, String)]) -> Result<String> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    replaced(&text, name, part)
-        .ok_or_else(|| format!("{}: the lines around what is written for {name} are missing", path.display()))
+    parts.iter().try_fold(text, |text, (name, part)| {
+        replaced(&text, name, part).ok_or_else(|| {
+            format!("{}: the lines around what is written for {name} are missing", path.display())
+        })
+    })
 }
 
 fn replaced(text: &str, name: &str, part: &str) -> Option<String> {

@@ -1,7 +1,7 @@
 //! Results as figures.
 
 use super::results::Results;
-use super::study::Study;
+use super::study::{Study, shown};
 use super::tables::{Measure, Seeds};
 use crate::chart::{Axis, Chart, Line, svg};
 
@@ -34,6 +34,12 @@ pub(super) fn draw(study: &Study, results: &Results) -> Option<String> {
         .collect(),
         "threshold" => sweep(&groups, "soft-threshold", "factor of the soft threshold", "overall", |_| true),
         "minibatch" => minibatch(&groups),
+        "adam" => histories(&groups, &["compress", "second-moment", "learning-rate"], &["test_loss"]),
+        "schemes" => histories(&groups, &[], &["test_loss", "residual_norm"]),
+        "outliers" => {
+            histories(&groups, &["outlier-step", "local-clip", "scale"], &["test_error", "residual_norm"])
+        }
+        "flat" => histories(&groups, &["strategy", "owner-divisor"], &["test_error"]),
         _ => return None,
     };
     Some(svg(&charts, 3))
@@ -68,6 +74,21 @@ fn curves(groups: &[Seeds<'_>]) -> Vec<Chart> {
         }
     }
     charts
+}
+
+/// What epochs ended with, a line for each group, called by its scheme and these settings.
+fn histories(groups: &[Seeds<'_>], settings: &[&str], of: &[&'static str]) -> Vec<Chart> {
+    let name = |group: &Seeds<'_>| {
+        let others =
+            settings.iter().filter_map(|key| Some(format!("{key} {}", shown(group.run.0.get(*key)?))));
+        std::iter::once(group.run.text("scheme").to_owned()).chain(others).collect::<Vec<_>>().join(", ")
+    };
+    let chart = |what: &'static str| {
+        let lines = groups.iter().map(|group| Line { name: name(group), points: group.history(what) });
+        let lines: Vec<_> = lines.filter(|line| line.points.iter().any(|point| point.1 > 0.0)).collect();
+        Chart { title: what.replace('_', " "), x: linear("steps"), y: logarithmic(""), lines }
+    };
+    of.iter().copied().map(chart).collect()
 }
 
 /// A line over a setting for each strategy, of the runs with AdaComp.

@@ -3,21 +3,30 @@
 use super::results::Results;
 use super::study::Study;
 use super::{figures, tables};
-use crate::document::{Written, with_part};
+use crate::document::{Written, with_parts};
 use crate::shell::{Result, root};
 
 pub(super) fn written() -> Result<Written<'static>> {
     let (studies, results) = (Study::all()?, Results::read()?);
-    let main = studies.iter().find(|study| study.name == "main").ok_or("there is no study `main`")?;
     let document = root().join("docs/results.md");
-    let table = tables::main_table(main, &results);
-    let mut files = vec![(document.clone(), with_part(&document, "experiments", &table)?)];
-    let mut page = PAGE.replace("TABLE", &html(&table));
+    let (mut parts, mut files, mut page) = (Vec::new(), Vec::new(), PAGE.to_owned());
     for study in &studies {
-        let Some(figure) = figures::draw(study, &results) else { continue };
-        page += &format!("<h2>{}</h2>\n<p>{}</p>\n{figure}", study.name, study.about);
-        files.push((root().join("docs/results").join(format!("{}.svg", study.name)), figure));
+        let mut part = match study.name.as_str() {
+            "main" => tables::main_table(study, &results),
+            _ => tables::table(study, &results),
+        };
+        page += &format!("<h2>{}</h2>\n<p>{}</p>\n{}", study.name, study.about, html(&part));
+        if let Some(figure) = figures::draw(study, &results) {
+            page += &figure;
+            part += &format!("![{}](results/{}.svg)\n\n", study.about, study.name);
+            files.push((root().join("docs/results").join(format!("{}.svg", study.name)), figure));
+        }
+        if study.name != "main" {
+            part = format!("\n{}\n{part}", study.about);
+        }
+        parts.push((study.name.as_str(), part));
     }
+    files.push((document.clone(), with_parts(&document, &parts)?));
     files.push((root().join("docs/results/experiments.html"), page + "</body>\n</html>\n"));
     Ok(Written { by: "cargo xtask experiments report", files })
 }
@@ -25,7 +34,7 @@ pub(super) fn written() -> Result<Written<'static>> {
 const PAGE: &str = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
 <title>adacomp: experiments</title>\n<style>\nbody { font-family: sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em }\n\
 table { border-collapse: collapse; font-size: 14px } td, th { border: 1px solid #cccccc; padding: 4px 8px; text-align: left }\n\
-svg { max-width: 100%; height: auto }\n</style>\n</head>\n<body>\n<h1>Dense against AdaComp</h1>\nTABLE";
+svg { max-width: 100%; height: auto }\n</style>\n</head>\n<body>\n<h1>adacomp: experiments</h1>\n";
 
 /// A table of the documents as HTML.
 fn html(table: &str) -> String {

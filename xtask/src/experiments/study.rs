@@ -113,7 +113,7 @@ impl Run {
 }
 
 /// A setting as a word.
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 

@@ -1,8 +1,9 @@
 //! Results as tables.
 
 use super::results::Results;
-use super::study::{Run, Study};
+use super::study::{Run, Study, shown};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// Runs that differ in their seeds only.
 pub(super) struct Seeds<'a> {
@@ -132,4 +133,34 @@ pub(super) fn main_table(study: &Study, results: &Results) -> String {
 fn rates(group: &Seeds<'_>, kind: &str, codes: &[&str]) -> String {
     let rates = codes.iter().filter_map(|code| group.compressed_rate(code, kind));
     rates.map(|rate| format!("{rate:.0}")).collect::<Vec<_>>().join(", ")
+}
+
+/// A row for each setting of a study, with what differs between them.
+pub(super) fn table(study: &Study, results: &Results) -> String {
+    let groups = Seeds::of(study, results);
+    let Some(first) = groups.first() else { return "\nNot measured yet.\n\n".to_owned() };
+    let measure = Measure::of(first.run.text("recipe"));
+    let keys: BTreeSet<&str> =
+        groups.iter().flat_map(|group| group.run.without(&["seed"]).into_keys()).collect();
+    let varies = |key: &&str| groups.iter().any(|group| group.run.0.get(*key) != first.run.0.get(*key));
+    let keys: Vec<&str> = keys.into_iter().filter(varies).collect();
+    let mut text = format!(
+        "\n| {} | {} | matrix: `rice`, `paper`, floor | conv: `rice`, `paper`, floor | received in a step |\n|{}---|---|---:|\n",
+        keys.join(" | "),
+        measure.name,
+        "---|".repeat(keys.len() + 1)
+    );
+    for group in &groups {
+        let settings = keys.iter().map(|key| group.run.0.get(*key).map_or_else(String::new, shown));
+        let codes = ["rice", "paper", "floor"];
+        text += &format!(
+            "| {} | {} | {} | {} | {} |\n",
+            settings.collect::<Vec<_>>().join(" | "),
+            measure.show(&group.values(measure.path)),
+            rates(group, "matrix", &codes),
+            rates(group, "conv", &codes),
+            group.mean("/received").map_or_else(String::new, |bytes| format!("{bytes:.0}")),
+        );
+    }
+    text + "\n"
 }

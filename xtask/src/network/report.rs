@@ -2,7 +2,7 @@
 
 use super::picture;
 use super::{LEARNERS, LINKS, METHODS, WORKLOADS, results};
-use crate::document::{Written, with_part};
+use crate::document::{Written, with_parts};
 use crate::shell::{Result, root};
 use serde_json::Value;
 use std::fs;
@@ -115,7 +115,7 @@ pub(super) fn check() -> Result {
 
 fn written() -> Result<Written<'static>> {
     let (results, document) = (Results::read()?, root().join("docs/results.md"));
-    let text = with_part(&document, "network", &tables(&results))?;
+    let text = with_parts(&document, &[("network", tables(&results))])?;
     let picture = (root().join("docs/results/network.svg"), picture::draw(&results));
     Ok(Written { by: "cargo xtask bench network report", files: vec![(document, text), picture] })
 }
