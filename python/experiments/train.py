@@ -68,7 +68,12 @@ def arguments():
     parser.add_argument("--outlier-factor", type=float, default=1e4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="a folder for progress")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.compress == "updates" and (options.optimizer != "adam" or options.scheme == "dense"):
+        parser.error("--compress updates is for --optimizer adam and a scheme that compresses")
+    if options.optimizer == "adam" and options.weight_decay:
+        parser.error("--weight-decay is for --optimizer sgd")
+    return options
 
 
 class Compressed:
@@ -191,7 +196,7 @@ class Run:
             layer[first : first + options.matrix_bin] *= options.outlier_factor
         if options.local_clip is not None:
             gradients = [clipped(gradient, options.local_clip) for gradient in gradients]
-        if self.moments:
+        if self.moments and all(layer.isfinite().all() for gradient in gradients for layer in gradient):
             own = zip(self.moments, gradients)
             gradients = [moments.update(clipped(gradient, options.clip)) for moments, gradient in own]
         if self.compressed:
@@ -234,9 +239,9 @@ class Run:
         result |= {"seconds": round(self.seconds, 1), "parameters": sum(parameter.numel() for parameter in self.parameters)}
         if self.compressed:
             result |= {"rates": self.compressed.rates(self.step - self.dropped), "elements": self.compressed.count()}
-            sent, received = (total / (self.step - self.dropped) for total in self.compressed.traffic)
+            sent, received = (total / max(1, self.step - self.dropped) for total in self.compressed.traffic)
             result |= {"sent": sent, "received": received}
-        return result | {"history": self.history}
+        return finite(result | {"history": self.history})
 
     def save(self):
         state = {
@@ -264,6 +269,15 @@ class Run:
             self.compressed.load(state["compressed"])
         self.step, self.dropped = state["step"], state["dropped"]
         self.seconds, self.history = state["seconds"], state["history"]
+
+
+def finite(result):
+    """With None for what is not a number: JSON has no word for it."""
+    if isinstance(result, dict):
+        return {key: finite(value) for key, value in result.items()}
+    if isinstance(result, list):
+        return [finite(value) for value in result]
+    return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
 def dense_average(gradients):

@@ -5,10 +5,11 @@ use crate::compressor::read_codec;
 use crate::exchange::{failed, read_strategy};
 use crate::layout::Layout;
 use crate::refused;
-use adacomp::{Codec, Outcome, entropy_bytes};
+use adacomp::{Codec, Outcome, Treatment, entropy_bytes};
 use adacomp_exchange::{Exchange, LearnerState, Local, Options, local};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// Nobody else is waited for, so it is never reached.
@@ -24,16 +25,16 @@ pub(crate) struct Learners(Exchange<Local>);
 #[pymethods]
 impl Learners {
     #[new]
-    #[pyo3(signature = (layout, learners, strategy = "gather", codec = "rice", owner_divisor = 1))]
+    #[pyo3(signature = (layout, learners, strategy = "gather", codec = "rice", owner_divisor = NonZeroU32::MIN))]
     fn new(
         layout: &Layout,
         learners: usize,
         strategy: &str,
         codec: &str,
-        owner_divisor: u32,
+        owner_divisor: NonZeroU32,
     ) -> PyResult<Self> {
-        if learners == 0 || owner_divisor == 0 {
-            return Err(refused("no learners, or bins divided by 0; expected 1 or more"));
+        if learners == 0 {
+            return Err(refused("no learners; expected 1 or more"));
         }
         let options =
             Options { codec: read_codec(codec)?, owner_divisor, ..Options::from(read_strategy(strategy)?) };
@@ -81,8 +82,8 @@ impl Learners {
     }
 
     /// What one learner's frame of the last step took, on average over learners: for each parameter name a dict of the number of
-    /// selected elements, bytes with each code, and the fewest that are possible by their entropy. For what is sent whole all
-    /// are the same.
+    /// selected elements, bytes with each code, and those of their entropy. For what is sent whole all
+    /// are the same. It is of frames, so for `gather`; other strategies send other messages.
     fn sizes<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let protocol = self.0.protocol();
         let (layout, learners) = (protocol.layout().clone(), protocol.learners());
@@ -92,7 +93,8 @@ impl Learners {
             for (layer, sums) in sums.iter_mut().enumerate() {
                 let statistics = compressor.layer_statistics(layer);
                 let coded = |codec| compressor.last_bytes(layer, codec).map(|bytes| bytes as f64);
-                let whole = 4.0 * statistics.elements as f64;
+                let bytes = if layout[layer].treatment == Treatment::Half { 2.0 } else { 4.0 };
+                let whole = bytes * statistics.elements as f64;
                 let (sizes, selects) = match (coded(Codec::Rice), coded(Codec::Paper)) {
                     (Some(rice), Some(paper)) => {
                         let floor = entropy_bytes(statistics.elements, statistics.selected);

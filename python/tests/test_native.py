@@ -289,3 +289,16 @@ def test_learners_go_on_where_they_stopped(strategy):
         one.give(0, [numpy.zeros(1, numpy.float32)])
     with pytest.raises(adacomp.Error, match="no learners"):
         adacomp.Learners(layout, 0)
+    with pytest.raises(ValueError):
+        adacomp.Learners(layout, 2, owner_divisor=0)
+
+
+def test_a_clamped_scale_is_not_inflated():
+    gradient = numpy.array([1, 0, 2, 0, 3, 0, 10_000, 0], numpy.float32)
+    for scale, expected in (("mean", 10_006 / 4), ("clamped", 36 / 4)):
+        layout = adacomp.Layout([("weight", (8,), None)], minimum=0, vector=2, scale=scale)
+        compressor = adacomp.Compressor(layout)
+        compressor.compress({"weight": gradient})
+        assert compressor.statistics()["weight"]["scale"] == expected
+    with pytest.raises(adacomp.Error, match="expected mean or clamped"):
+        adacomp.Layout(PARAMETERS, scale="median")

@@ -19,7 +19,7 @@ pub(crate) struct Line {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// Told apart also without colour vision.
+/// Told apart also without colour vision; when they are used up, they come again with dashes.
 const COLORS: [&str; 6] = ["#222222", "#1b6ca8", "#c0392b", "#1e8449", "#b9770e", "#7d3c98"];
 
 const PLOT: (f64, f64) = (300.0, 200.0);
@@ -30,10 +30,7 @@ const LEGEND_LINE: f64 = 17.0;
 /// Charts beside each other, in rows of so many.
 pub(crate) fn svg(charts: &[Chart], columns: usize) -> String {
     let most_lines = charts.iter().map(|chart| chart.lines.len()).max().unwrap_or(0);
-    let cell = (
-        MARGINS.0 + PLOT.0 + 24.0,
-        MARGINS.1 + PLOT.1 + FOOT + LEGEND_LINE * most_lines.div_ceil(2) as f64 + 8.0,
-    );
+    let cell = (MARGINS.0 + PLOT.0 + 24.0, MARGINS.1 + PLOT.1 + FOOT + LEGEND_LINE * most_lines as f64 + 8.0);
     let (across, down) = (columns.min(charts.len()) as f64, charts.len().div_ceil(columns) as f64);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -94,11 +91,12 @@ impl Chart {
         );
         for (number, line) in self.lines.iter().enumerate() {
             let color = COLORS[number % COLORS.len()];
+            let dashes = if number < COLORS.len() { "none" } else { "6 4" };
             let places: Vec<_> =
                 line.points.iter().map(|point| (x.place(point.0), height - y.place(point.1))).collect();
             let path: Vec<_> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             svg += &format!(
-                "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"1.8\"/>\n",
+                "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"1.8\" stroke-dasharray=\"{dashes}\"/>\n",
                 path.join(" ")
             );
             if places.len() <= 12 {
@@ -106,10 +104,9 @@ impl Chart {
                     svg += &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.6\" fill=\"{color}\"/>\n");
                 }
             }
-            let (left, top) =
-                ((number % 2) as f64 * 160.0 - 20.0, height + FOOT + LEGEND_LINE * (number / 2) as f64);
+            let (left, top) = (0.0, height + FOOT + LEGEND_LINE * number as f64);
             svg += &format!(
-                "<line x1=\"{left:.0}\" x2=\"{:.0}\" y1=\"{top:.0}\" y2=\"{top:.0}\" stroke=\"{color}\" stroke-width=\"3\"/>\
+                "<line x1=\"{left:.0}\" x2=\"{:.0}\" y1=\"{top:.0}\" y2=\"{top:.0}\" stroke=\"{color}\" stroke-width=\"3\" stroke-dasharray=\"{dashes}\"/>\
                  <text x=\"{:.0}\" y=\"{:.0}\">{}</text>\n",
                 left + 18.0,
                 left + 24.0,

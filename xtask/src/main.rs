@@ -20,7 +20,7 @@ cargo xtask COMMAND
   test                    everything that must hold: the one test command
   bench network [WORDS]   step times over links of several speeds, as root; WORDS such as `mlp 2 1gbit` or `memory` choose;
                           with methods (`gather none`) it prints only, and `report` writes the document anew
-  experiments [WORDS]     makes what is missing of the studies in experiments/, two runs at a time, going on where it stopped, and
+  experiments [WORDS]     makes what is missing of the studies in experiments/, a run a core, going on where it stopped, and
                           writes the documents; WORDS such as `main mnist-cnn adam` choose; `list` says what is missing, `report`
                           only writes, `--check` says whether the documents are what the results give
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told

@@ -76,7 +76,7 @@ pub(crate) struct Total {
     /// The same if frames were in the paper's code; with `gather` only.
     #[serde(default)]
     pub(crate) paper_rate: Rates,
-    /// The same by the entropy of what was selected: what no code can exceed.
+    /// The same by the entropy of what was selected, if places do not depend on each other.
     #[serde(default)]
     pub(crate) floor_rate: Rates,
     /// Time of training and evaluation.

@@ -62,8 +62,12 @@ impl Sums {
                 Some(paper) => (paper as f64, entropy_bytes(statistics.elements, statistics.selected)),
                 None => (section, section),
             };
-            self.paper[layer] += paper;
-            self.floor[layer] += floor;
+            // A run that was begun before these were counted has none.
+            for (sums, bytes) in [(&mut self.paper, paper), (&mut self.floor, floor)] {
+                if let Some(sum) = sums.get_mut(layer) {
+                    *sum += bytes;
+                }
+            }
         }
         self.moved += if copies == 0 { bytes } else { traffic.sent as f64 / copies as f64 };
     }
@@ -113,7 +117,7 @@ impl Sums {
         self.rates_of(layout, &self.paper, self.paper.iter().sum::<f64>() + headers)
     }
 
-    /// The same by the entropy of what was selected, without headers: what no code can exceed.
+    /// The same by the entropy of what was selected, without headers.
     pub(crate) fn floor_rates(&self, layout: &Layout) -> Rates {
         self.rates_of(layout, &self.floor, self.floor.iter().sum())
     }

@@ -67,7 +67,7 @@ pub(crate) fn owner_layout(layout: &Layout, options: Options, owner: usize, lear
     let layers = layout.layers().iter().enumerate().map(|(number, layer)| {
         let elements = share(layout, number, owner, learners).len();
         let treatment = match layer.treatment {
-            Treatment::Bins(bin) => Treatment::Bins((bin / options.owner_divisor).max(1)),
+            Treatment::Bins(bin) => Treatment::Bins((bin / options.owner_divisor.get()).max(1)),
             other => other,
         };
         Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment }

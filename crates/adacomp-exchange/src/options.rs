@@ -2,6 +2,7 @@
 
 use crate::strategy::Strategy;
 use adacomp::Codec;
+use std::num::NonZeroU32;
 
 /// How to exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,11 +16,11 @@ pub struct Options {
     pub group: usize,
     /// With `sharded`: how many times shorter than the learners' the bins of owners are. They send about so many times more, and
     /// keep less waiting.
-    pub owner_divisor: u32,
+    pub owner_divisor: NonZeroU32,
 }
 
 impl From<Strategy> for Options {
     fn from(strategy: Strategy) -> Self {
-        Self { strategy, codec: Codec::default(), group: usize::MAX, owner_divisor: 1 }
+        Self { strategy, codec: Codec::default(), group: usize::MAX, owner_divisor: NonZeroU32::MIN }
     }
 }

@@ -371,8 +371,8 @@ impl Compressor {
         Ok(())
     }
 
-    /// Bytes that the section of a layer of selected elements would have taken in the last committed step with another code, or
-    /// with the same: for comparisons. None if it sent no selection, or its residual was looked at since.
+    /// Bytes that the section of a layer of selected elements would have taken with another code, or with the same, in the last
+    /// committed step in which it selected something: for comparisons. None if its residual was looked at since.
     pub fn last_bytes(&self, layer: usize, codec: Codec) -> Option<usize> {
         let (Store::Bins(residual, _) | Store::TopK(residual, _)) = &self.layers[layer].store else {
             return None;

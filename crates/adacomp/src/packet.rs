@@ -49,10 +49,11 @@ pub(crate) struct Lately(usize);
 impl Lately {
     /// Counts a selection, and gives back what memory it has far beyond the longest.
     pub(crate) fn count(&mut self, selected: &mut Vec<Selected>) {
-        const WORTH_IT: usize = 1 << 14;
+        // More than the room that a bin may need.
+        const WORTH_IT: usize = 1 << 15;
         // It fades slowly: lengths may go up and down by groups of layers, or kinds of steps.
         self.0 = selected.len().max(self.0 - self.0 / 64);
-        if selected.capacity() > (2 * self.0).max(WORTH_IT) {
+        if selected.capacity() > 2 * self.0 + WORTH_IT {
             selected.shrink_to(self.0 + self.0 / 8);
         }
     }

@@ -22,8 +22,8 @@ impl LayerStatistics {
     }
 }
 
-/// The fewest bytes on average, whatever the code, for the places and signs of so many selected elements: `n h(k/n) + k` bits, where
-/// `h` is the binary entropy.
+/// The fewest bytes on average for the signs of so many selected elements and their places, if these do not depend on each other:
+/// `n h(k/n) + k` bits, where `h` is the binary entropy. A code that knows of bins could do with a little less.
 pub fn entropy_bytes(elements: usize, selected: usize) -> f64 {
     let share = selected as f64 / elements.max(1) as f64;
     let bits = |share: f64| if share > 0.0 { -share * share.log2() } else { 0.0 };

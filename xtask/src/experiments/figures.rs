@@ -34,7 +34,7 @@ pub(super) fn draw(study: &Study, results: &Results) -> Option<String> {
         .collect(),
         "threshold" => sweep(&groups, "soft-threshold", "factor of the soft threshold", "overall", |_| true),
         "minibatch" => minibatch(&groups),
-        "adam" => histories(&groups, &["compress", "second-moment", "learning-rate"], &["test_loss"]),
+        "adam" => adam(&groups),
         "schemes" => histories(&groups, &[], &["test_loss", "residual_norm"]),
         "outliers" => {
             histories(&groups, &["outlier-step", "local-clip", "scale"], &["test_error", "residual_norm"])
@@ -77,7 +77,12 @@ fn curves(groups: &[Seeds<'_>]) -> Vec<Chart> {
 }
 
 /// What epochs ended with, a line for each group, called by its scheme and these settings.
-fn histories(groups: &[Seeds<'_>], settings: &[&str], of: &[&'static str]) -> Vec<Chart> {
+fn histories<'a>(
+    groups: impl IntoIterator<Item = &'a Seeds<'a>>,
+    settings: &[&str],
+    of: &[&'static str],
+) -> Vec<Chart> {
+    let groups: Vec<_> = groups.into_iter().collect();
     let name = |group: &Seeds<'_>| {
         let others =
             settings.iter().filter_map(|key| Some(format!("{key} {}", shown(group.run.0.get(*key)?))));
@@ -89,6 +94,20 @@ fn histories(groups: &[Seeds<'_>], settings: &[&str], of: &[&'static str]) -> Ve
         Chart { title: what.replace('_', " "), x: linear("steps"), y: logarithmic(""), lines }
     };
     of.iter().copied().map(chart).collect()
+}
+
+/// A chart for each learning rate.
+fn adam(groups: &[Seeds<'_>]) -> Vec<Chart> {
+    let mut rates: Vec<f64> = groups.iter().filter_map(|group| group.run.number("learning-rate")).collect();
+    rates.sort_by(f64::total_cmp);
+    rates.dedup();
+    let chart = |&rate: &f64| {
+        let own = groups.iter().filter(|group| group.run.number("learning-rate") == Some(rate));
+        let mut charts = histories(own, &["compress", "second-moment"], &["test_loss"]);
+        charts.iter_mut().for_each(|chart| chart.title = format!("test loss, learning rate {rate}"));
+        charts
+    };
+    rates.iter().flat_map(chart).collect()
 }
 
 /// A line over a setting for each strategy, of the runs with AdaComp.
@@ -148,11 +167,13 @@ fn sweep(
     groups.sort_by(|a, b| {
         a.run.number(setting).partial_cmp(&b.run.number(setting)).unwrap_or(std::cmp::Ordering::Equal)
     });
-    let points = |path: &str| {
-        groups.iter().filter_map(|group| Some((group.run.number(setting)?, group.mean(path)?))).collect()
+    let points = |value: &dyn Fn(&Seeds<'_>) -> Option<f64>| {
+        groups.iter().filter_map(|group| Some((group.run.number(setting)?, value(group)?))).collect()
     };
-    let rates =
-        CODES.map(|code| Line { name: code.to_owned(), points: points(&format!("/rates/{code}/{kind}")) });
+    let rates = CODES.map(|code| Line {
+        name: code.to_owned(),
+        points: points(&|group| group.compressed_rate(code, kind)),
+    });
     let axis = || match setting {
         "soft-threshold" => linear(label),
         _ => logarithmic(label),
@@ -162,7 +183,10 @@ fn sweep(
             title: "test error, %".to_owned(),
             x: axis(),
             y: linear("test error, %"),
-            lines: vec![Line { name: "AdaComp".to_owned(), points: points("/test_error") }],
+            lines: vec![Line {
+                name: "AdaComp".to_owned(),
+                points: points(&|group| group.mean("/test_error")),
+            }],
         },
         Chart {
             title: format!("how many times smaller: {kind}"),
@@ -174,14 +198,18 @@ fn sweep(
 }
 
 fn minibatch(groups: &[Seeds<'_>]) -> Vec<Chart> {
-    let of = |scheme: &str, path: &str| {
+    let of = |scheme: &str, value: &dyn Fn(&Seeds<'_>) -> Option<f64>| {
         let own = groups.iter().filter(|group| group.run.text("scheme") == scheme);
-        own.filter_map(|group| Some((group.run.number("minibatch")?, group.mean(path)?))).collect()
+        own.filter_map(|group| Some((group.run.number("minibatch")?, value(group)?))).collect()
     };
-    let schemes = ["dense", "adacomp"];
-    let errors = schemes.map(|scheme| Line { name: scheme.to_owned(), points: of(scheme, "/test_error") });
-    let rates = ["conv", "matrix", "overall"]
-        .map(|kind| Line { name: kind.to_owned(), points: of("adacomp", &format!("/rates/rice/{kind}")) });
+    let errors = ["dense", "adacomp"].map(|scheme| Line {
+        name: scheme.to_owned(),
+        points: of(scheme, &|group| group.mean("/test_error")),
+    });
+    let rates = ["conv", "matrix", "overall"].map(|kind| Line {
+        name: kind.to_owned(),
+        points: of("adacomp", &|group| group.compressed_rate("rice", kind)),
+    });
     vec![
         Chart {
             title: "test error, %".to_owned(),

@@ -17,20 +17,20 @@ pub(crate) fn run(words: &[&str]) -> Result {
     let studies = Study::all()?;
     let is_study = |word: &str| studies.iter().any(|study| study.name == word);
     let (names, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| is_study(word));
+    let mut nothing = true;
     for study in studies.iter().filter(|study| names.is_empty() || names.contains(&study.name.as_str())) {
         let chosen = study.runs.iter().filter(|run| words.iter().all(|word| run.has(word)));
         let chosen: Vec<_> = chosen.cloned().collect();
-        if chosen.is_empty() && !names.is_empty() {
-            let known: Vec<&str> = studies.iter().map(|study| study.name.as_str()).collect();
-            return Err(format!(
-                "`{}` chooses nothing of {}; studies are {}",
-                words.join(" "),
-                study.name,
-                known.join(", ")
-            ));
+        if chosen.is_empty() {
+            continue;
         }
+        nothing = false;
         println!("== {}", study.name);
         runner::run_all(&chosen)?;
+    }
+    if nothing {
+        let known: Vec<&str> = studies.iter().map(|study| study.name.as_str()).collect();
+        return Err(format!("this chooses no run; studies are {}", known.join(", ")));
     }
     report()
 }

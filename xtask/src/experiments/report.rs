@@ -27,6 +27,9 @@ pub(super) fn written() -> Result<Written<'static>> {
         parts.push((study.name.as_str(), part));
     }
     files.push((document.clone(), with_parts(&document, &parts)?));
+    let main = studies.iter().find(|study| study.name == "main").ok_or("there is no study `main`")?;
+    let readme = root().join("README.md");
+    files.push((readme.clone(), with_parts(&readme, &[("main", tables::short_table(main, &results))])?));
     files.push((root().join("docs/results/experiments.html"), page + "</body>\n</html>\n"));
     Ok(Written { by: "cargo xtask experiments report", files })
 }

@@ -103,7 +103,9 @@ fn pytorch(run: &Run, folder: &std::path::Path) -> Command {
 fn program(run: &Run, folder: &PathBuf) -> Command {
     let mut command = Command::new(root().join("target/release/adacomp"));
     command.arg("train");
-    if folder.exists() {
+    // A run that was ended in its first epoch has a folder, but nothing to go on from.
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok());
+    if entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with("checkpoint-")) {
         command.arg("--resume").arg(folder);
     } else {
         command.args(run.arguments()).arg("--out").arg(folder);

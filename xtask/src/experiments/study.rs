@@ -92,11 +92,8 @@ impl Run {
     pub(super) fn name(&self) -> String {
         let mut name = [self.text("recipe"), self.text("scheme")].join("-");
         for (key, value) in &self.0 {
-            if !["recipe", "scheme", "engine"].contains(&key.as_str()) {
-                let value = shown(value);
-                // An initial of each word of the key.
-                let initials: String = key.split('-').filter_map(|word| word.chars().next()).collect();
-                let _ = write!(name, " {initials}={value}");
+            if !["recipe", "scheme"].contains(&key.as_str()) {
+                let _ = write!(name, " {key}={}", shown(value));
             }
         }
         name.replace(' ', "-")
@@ -132,8 +129,12 @@ mod tests {
         assert_eq!(runs[0].arguments(), ["digits", "--scheme", "dense", "--seed", "1"]);
         let studies = Study::all().unwrap();
         assert!(!studies.is_empty());
+        let trainer = std::fs::read_to_string(root().join("python/experiments/train.py")).unwrap();
         for run in studies.iter().flat_map(|study| &study.runs) {
             assert!(["program", "pytorch"].contains(&run.text("engine")), "{run:?}");
+            for key in run.without(&["engine", "recipe"]).keys() {
+                assert!(trainer.contains(&format!("\"--{key}\"")), "{key} is no option of the trainer");
+            }
         }
     }
 }

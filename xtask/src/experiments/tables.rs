@@ -3,12 +3,13 @@
 use super::results::Results;
 use super::study::{Run, Study, shown};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Runs that differ in their seeds only.
 pub(super) struct Seeds<'a> {
     pub(super) run: &'a Run,
-    results: Vec<&'a Value>,
+    /// By seed.
+    results: BTreeMap<u64, &'a Value>,
 }
 
 impl<'a> Seeds<'a> {
@@ -17,26 +18,39 @@ impl<'a> Seeds<'a> {
         let mut groups: Vec<Self> = Vec::new();
         for run in &study.runs {
             let Some(result) = results.get(run) else { continue };
+            let seed = run.number("seed").unwrap_or_default() as u64;
             match groups.iter_mut().find(|group| group.run.without(&["seed"]) == run.without(&["seed"])) {
-                Some(group) => group.results.push(result),
-                None => groups.push(Self { run, results: vec![result] }),
+                Some(group) => drop(group.results.insert(seed, result)),
+                None => groups.push(Self { run, results: BTreeMap::from([(seed, result)]) }),
             }
         }
         groups
     }
 
-    /// The values of all seeds at this place of their results.
+    /// The same without the seeds that the others have not.
+    fn with_seeds_of(&self, others: &Self) -> Self {
+        let both = self.results.iter().filter(|(seed, _)| others.results.contains_key(seed));
+        Self { run: self.run, results: both.map(|(seed, result)| (*seed, *result)).collect() }
+    }
+
+    /// The values of all seeds at this place of their results; NaN where a run has diverged.
     pub(super) fn values(&self, path: &str) -> Vec<f64> {
-        self.results.iter().filter_map(|result| result.pointer(path)?.as_f64()).collect()
+        let value = |result: &&Value| Some(result.pointer(path)?.as_f64().unwrap_or(f64::NAN));
+        self.results.values().filter_map(value).collect()
     }
 
     pub(super) fn mean(&self, path: &str) -> Option<f64> {
         let values = self.values(path);
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        mean.is_finite().then_some(mean)
     }
 
     /// How many times smaller the layers of a kind are with a code, those that are sent whole left out; of all kinds, nothing is.
-    fn compressed_rate(&self, code: &str, kind: &str) -> Option<f64> {
+    pub(super) fn compressed_rate(&self, code: &str, kind: &str) -> Option<f64> {
+        // Rates are of frames, which only gather sends.
+        if !["", "gather"].contains(&self.run.text("strategy")) {
+            return None;
+        }
         let rate = self.mean(&format!("/rates/{code}/{kind}"))?;
         let elements = |which: &str| self.mean(&format!("/elements/{kind}/{which}"));
         let (Some(compressed), Some(whole)) = (elements("compressed"), elements("whole")) else {
@@ -47,7 +61,8 @@ impl<'a> Seeds<'a> {
 
     /// What the first seed's epochs ended with.
     pub(super) fn history(&self, of: &str) -> Vec<(f64, f64)> {
-        let epochs = self.results[0]["history"].as_array().into_iter().flatten();
+        let first = self.results.values().next().and_then(|result| result["history"].as_array());
+        let epochs = first.into_iter().flatten();
         epochs.filter_map(|epoch| Some((epoch["step"].as_f64()?, epoch[of].as_f64()?))).collect()
     }
 }
@@ -75,6 +90,7 @@ impl Measure {
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         match values {
             [] => String::new(),
+            _ if mean.is_nan() => "diverged".to_owned(),
             [only] => format!("{only:.digits$}{unit}"),
             _ => {
                 let low = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -108,6 +124,10 @@ pub(super) fn main_table(study: &Study, results: &Results) -> String {
                 && other.run.without(&["seed", "scheme"]) == adacomp.run.without(&["seed", "scheme"])
         };
         let Some(dense) = groups.iter().find(same) else { continue };
+        let (dense, adacomp) = (dense.with_seeds_of(adacomp), adacomp.with_seeds_of(dense));
+        if adacomp.results.is_empty() {
+            continue;
+        }
         let (recipe, optimizer) = (adacomp.run.text("recipe"), adacomp.run.text("optimizer"));
         let measure = Measure::of(recipe);
         let (dense_values, values) = (dense.values(measure.path), adacomp.values(measure.path));
@@ -121,9 +141,9 @@ pub(super) fn main_table(study: &Study, results: &Results) -> String {
             adacomp.mean("/steps").unwrap_or_default(),
             measure.show(&dense_values),
             measure.show(&values),
-            rates(adacomp, "overall", &["rice", "paper"]),
-            rates(adacomp, "conv", &["rice", "paper", "floor"]),
-            rates(adacomp, "matrix", &["rice", "paper", "floor"]),
+            rates(&adacomp, "overall", &["rice", "paper"]),
+            rates(&adacomp, "conv", &["rice", "paper", "floor"]),
+            rates(&adacomp, "matrix", &["rice", "paper", "floor"]),
         );
     }
     text + "\n"
@@ -140,9 +160,8 @@ pub(super) fn table(study: &Study, results: &Results) -> String {
     let groups = Seeds::of(study, results);
     let Some(first) = groups.first() else { return "\nNot measured yet.\n\n".to_owned() };
     let measure = Measure::of(first.run.text("recipe"));
-    let keys: BTreeSet<&str> =
-        groups.iter().flat_map(|group| group.run.without(&["seed"]).into_keys()).collect();
-    let varies = |key: &&str| groups.iter().any(|group| group.run.0.get(*key) != first.run.0.get(*key));
+    let keys: BTreeSet<&str> = study.runs.iter().flat_map(|run| run.without(&["seed"]).into_keys()).collect();
+    let varies = |key: &&str| study.runs.iter().any(|run| run.0.get(*key) != first.run.0.get(*key));
     let keys: Vec<&str> = keys.into_iter().filter(varies).collect();
     let mut text = format!(
         "\n| {} | {} | matrix: `rice`, `paper`, floor | conv: `rice`, `paper`, floor | received in a step |\n|{}---|---|---:|\n",
@@ -160,6 +179,23 @@ pub(super) fn table(study: &Study, results: &Results) -> String {
             rates(group, "matrix", &codes),
             rates(group, "conv", &codes),
             group.mean("/received").map_or_else(String::new, |bytes| format!("{bytes:.0}")),
+        );
+    }
+    text + "\n"
+}
+
+/// The main table in few words, for the README.
+pub(super) fn short_table(study: &Study, results: &Results) -> String {
+    let mut text = "\n| model, optimiser | seeds | dense | AdaComp | times smaller: all | conv | matrix |\n|---|---:|---|---|---:|---:|---:|\n"
+        .to_owned();
+    for line in main_table(study, results).lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [model, seeds, _, dense, adacomp, _, rates @ ..] = cells.as_slice() else { continue };
+        // With the code that is used, which comes first.
+        let rates = rates.iter().map(|rates| rates.split(',').next().unwrap_or_default());
+        text += &format!(
+            "| {model} | {seeds} | {dense} | {adacomp} | {} |\n",
+            rates.collect::<Vec<_>>().join(" | ")
         );
     }
     text + "\n"

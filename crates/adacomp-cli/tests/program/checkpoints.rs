@@ -85,6 +85,25 @@ fn a_run_that_was_interrupted_early_has_saved_what_it_has() {
     assert_eq!(checkpoint("run"), "checkpoint-00000138");
 }
 
+/// One that was begun before sizes in other codes were counted.
+#[test]
+fn an_older_checkpoint_goes_on() {
+    let folder = Folder::new();
+    succeed(folder.path(), "train digits --steps 50 --out run");
+    let (path, text) = files(&folder.path().join("run"))
+        .into_iter()
+        .find(|(path, _)| path.ends_with("run.json"))
+        .expect("a checkpoint");
+    let text = String::from_utf8(text).unwrap();
+    let mut saved: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for sums in saved["epoch"].as_array_mut().unwrap() {
+        let sums = sums.as_object_mut().unwrap();
+        assert!(sums.remove("paper").is_some() && sums.remove("floor").is_some());
+    }
+    std::fs::write(path, saved.to_string()).unwrap();
+    succeed(folder.path(), "train --resume run --steps 100");
+}
+
 #[test]
 fn two_processes_do_not_work_in_one_folder() {
     let folder = Folder::new();

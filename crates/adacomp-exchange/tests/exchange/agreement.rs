@@ -1,7 +1,7 @@
 //! Learners that were started differently are told before the first step.
 
 use crate::support::{LIMIT, model, model_with};
-use adacomp::{Codec, Kind, Layout, Parameter, Policy, Treatment};
+use adacomp::{Codec, Kind, Layout, Parameter, Policy, Scale, Treatment};
 use adacomp_exchange::{Exchange, ExchangeError, Options, Strategy, local};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn every_difference_is_named_on_every_learner() {
         layers[2].parameter.name = "head.weight".to_owned();
         Layout::new(layers, 2.0).unwrap()
     };
-    let cases: [(Arc<Layout>, Options, &str); 8] = [
+    let cases: [(Arc<Layout>, Options, &str); 9] = [
         (
             model(),
             Options { strategy: Strategy::Reduce, ..gather },
@@ -42,7 +42,8 @@ fn every_difference_is_named_on_every_learner() {
         ),
         (model(), Options { codec: Codec::Paper, ..gather }, "codec is paper, but rice"),
         (model(), Options { group: 9, ..gather }, "elements of a group is 9"),
-        (model(), Options { owner_divisor: 2, ..gather }, "divisor of owners' bins is 2"),
+        (model(), Options { owner_divisor: 2.try_into().unwrap(), ..gather }, "divisor of owners' bins is 2"),
+        (model_with(Policy::adacomp().scale(Scale::Clamped)), gather, "scale is clamped, but mean"),
         (model_with(Policy::local_selection()), gather, "soft-threshold factor is 1, but 2"),
         (
             model_with(Policy::adacomp().kind(Kind::Conv, Treatment::Bins(64))),

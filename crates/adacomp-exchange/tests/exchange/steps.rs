@@ -291,3 +291,29 @@ fn gradients_and_outputs_that_do_not_fit_are_refused_before_anything_is_compress
     assert!(exchange.finish(&mut slices(&mut output)).is_err());
     assert_eq!(exchange.exchange(&given(&good), &mut slices(&mut output)).unwrap(), Outcome::Averaged);
 }
+
+/// Owners with shorter bins select more, so less waits with them.
+#[test]
+fn owners_bins_can_be_shorter() {
+    let kept_and_sent = |owner_divisor: u32| {
+        let options =
+            Options { owner_divisor: owner_divisor.try_into().unwrap(), ..Options::from(Strategy::Sharded) };
+        let mut exchange = Exchange::new(local(2, 1, LIMIT).remove(0), model(), options).unwrap();
+        let layout = model();
+        let mut sent = 0;
+        for step in 0..6 {
+            let gradients: Vec<_> = (0..2).map(|learner| gradients(&layout, learner, step)).collect();
+            let given: Vec<_> = gradients.iter().flat_map(|gradients| given(gradients)).collect();
+            let mut output = output(&layout);
+            let outcome = exchange.exchange(&given, &mut slices(&mut output)).unwrap();
+            assert_eq!(outcome, Outcome::Averaged);
+            sent += exchange.traffic(0).unwrap().sent;
+        }
+        let owner = exchange.protocol().owner(0).unwrap();
+        let norm = |layer| owner.residual_statistics(layer).map_or(0.0, |residual| residual.norm);
+        ((0..layout.len()).map(norm).sum::<f64>(), sent)
+    };
+    let ((kept, sent), (kept_less, sent_more)) = (kept_and_sent(1), kept_and_sent(4));
+    assert!(kept_less < kept, "{kept_less} {kept}");
+    assert!(sent_more > sent, "{sent_more} {sent}");
+}

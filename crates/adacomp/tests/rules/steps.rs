@@ -2,7 +2,8 @@
 
 use crate::support::{Random, bits, gradients, named, one_layer, residuals, selected, sent, small_model};
 use adacomp::half::{bf16, f16};
-use adacomp::{Codec, CompressError, Compressor, Gradient, Policy, Sending, StateError};
+use adacomp::{Codec, CompressError, Compressor, Gradient, Policy, Scale, Sending, StateError};
+use std::sync::Arc;
 
 fn step(compressor: &mut Compressor, gradient: &[f32]) -> Vec<f32> {
     compressor.compress(&[("weight", gradient.into())]).unwrap();
@@ -23,6 +24,25 @@ fn two_steps_by_hand() {
     let second = step(&mut compressor, &[-1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.5, 0.0]);
     assert_eq!(second, [0.0, 0.0, 1.75, 0.0, 0.0, 1.75, 1.75, 0.0]);
     assert_eq!(compressor.residual(0).unwrap(), [0.0, 0.0, 0.25, 0.0, -1.0, -0.25, -0.75, 0.0]);
+}
+
+/// The maxima are 1, 2, 3 and 10,000: the last counts for ten medians, which is the third.
+#[test]
+fn a_clamped_scale_is_not_inflated() {
+    let layout = |scale| {
+        let policy = Policy::adacomp().name("*", adacomp::Treatment::Bins(2)).scale(scale);
+        Arc::new(policy.layout([adacomp::Parameter::new("weight", &[8])]).unwrap())
+    };
+    let (mean, clamped) = (layout(Scale::Mean), layout(Scale::Clamped));
+    assert_ne!(mean.fingerprint(), clamped.fingerprint());
+    let gradient = [1.0, 0.0, 2.0, 0.0, 3.0, 0.0, 10_000.0, 0.0];
+    for (layout, scale) in [(mean, 10_006.0 / 4.0), (clamped, 36.0 / 4.0)] {
+        let mut compressor = Compressor::new(layout);
+        let sent = step(&mut compressor, &gradient);
+        assert_eq!(sent, [scale, 0.0, scale, 0.0, scale, 0.0, scale, 0.0]);
+        // Nothing is lost.
+        assert_eq!(compressor.residual(0).unwrap()[6], 10_000.0 - scale);
+    }
 }
 
 #[test]
