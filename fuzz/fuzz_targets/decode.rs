@@ -1,10 +1,10 @@
-//! Any bytes give a frame or an error, and what decodes survives being encoded again.
+//! Any bytes give a frame or an error, what decodes survives being encoded again, and an average of it is what it says.
 //!
 //! The first byte picks the policy, the rest is a frame. Its fingerprint and checksum are made to fit, so that the fuzzer
 //! gets past them.
 #![no_main]
 
-use adacomp::{Expected, Frame, FrameWriter, Header, Layout, Parameter, Policy};
+use adacomp::{AverageError, Averager, Expected, Frame, FrameWriter, Header, Layout, Parameter, Policy};
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;
 
@@ -39,13 +39,25 @@ fuzz_target!(|data: &[u8]| {
         let checksum = crc32fast::hash(&bytes[..end]);
         bytes[end..].copy_from_slice(&checksum.to_le_bytes());
 
-        let Ok(header) = frame.decode(&bytes, layout, Expected::Whole) else { return };
+        let decoded = frame.decode(&bytes, layout, Expected::Whole);
+        let mut averager = Averager::new(layout.clone());
+        let step = decoded.as_ref().map_or(0, |header| header.step);
+        match averager.check(step, &[&bytes], Expected::Whole) {
+            Err(AverageError::Frame { cause, .. }) => assert_eq!(decoded, Err(cause)),
+            _ => assert!(decoded.is_ok()),
+        }
+        let Ok(header) = decoded else { return };
+        let mut average: Vec<_> = layout.layers().iter().map(|layer| vec![0.0; layer.elements()]).collect();
+        let averaged =
+            averager.write(&mut average.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>()).is_ok();
+        assert_eq!(averaged, header.learner == 0 && !header.non_finite);
         let mut written = Vec::new();
         let mut writer = FrameWriter::new(&header, layout, &mut written);
         for (layer, packet) in frame.packets() {
             let mut output = vec![0.0; layout[layer].elements()];
             packet.add_to(&mut output);
             assert!(output.iter().all(|value| value.is_finite()));
+            assert!(!averaged || output == average[layer]);
             writer.section(layer, packet);
         }
         writer.finish();

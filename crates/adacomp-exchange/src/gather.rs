@@ -52,12 +52,9 @@ impl Rounds for Gather {
         let outcome = averager.check(setting.step, contents, Expected::Layers(setting.layers));
         match outcome {
             Ok(Outcome::Averaged) => {
-                for (sender, frame) in averager.frames().iter().enumerate() {
+                for (sender, layer, bytes) in averager.sections() {
                     for member in members.iter_mut().filter(|member| member.learner != sender) {
-                        let layers = &mut member.traffic.layers;
-                        frame
-                            .section_bytes()
-                            .for_each(|(layer, bytes)| layers[layer].received += bytes as u64);
+                        member.traffic.layers[layer].received += bytes as u64;
                     }
                 }
                 Ok(None)

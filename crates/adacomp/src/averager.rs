@@ -3,18 +3,18 @@
 use crate::error::AverageError;
 use crate::kernel::write_blocks;
 use crate::layout::Layout;
-use crate::wire::{Expected, Frame};
+use crate::wire::{Adder, Checked, Expected};
 use std::sync::Arc;
 
-/// Averages the frames of a step. It keeps its memory from step to step.
+/// Averages the frames of a step. It keeps its memory from step to step: the bytes of the frames, and little more.
 #[derive(Debug, Clone)]
 pub struct Averager {
     layout: Arc<Layout>,
-    frames: Vec<Frame>,
+    frames: Vec<Checked>,
     /// Whether the frames are a step's that can be averaged.
     ready: bool,
-    /// While a layer is written, for each frame how many of its elements have been.
-    written: Vec<usize>,
+    /// Those of the layer that is being written, or none.
+    adders: Vec<Adder<'static>>,
 }
 
 /// What became of a step.
@@ -33,7 +33,7 @@ pub enum Outcome {
 impl Averager {
     /// An averager for frames of this layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
-        Self { layout: layout.into(), frames: Vec::new(), ready: false, written: Vec::new() }
+        Self { layout: layout.into(), frames: Vec::new(), ready: false, adders: Vec::new() }
     }
 
     /// Averages the frames of learners 0, 1, ... of one step into `output`, which has a slice for each layer.
@@ -71,11 +71,11 @@ impl Averager {
         frames: &[impl AsRef<[u8]>],
         expected: Expected<'_>,
     ) -> Result<Outcome, AverageError> {
-        self.frames.resize_with(frames.len(), Frame::default);
+        self.frames.resize_with(frames.len(), Checked::default);
         let mut non_finite = None;
         for (learner, (frame, bytes)) in self.frames.iter_mut().zip(frames).enumerate() {
             let header = frame
-                .decode(bytes.as_ref(), &self.layout, expected)
+                .check(bytes.as_ref(), &self.layout, expected)
                 .map_err(|cause| AverageError::Frame { learner, cause })?;
             if header.learner as usize != learner {
                 return Err(AverageError::Learner { expected: learner, actual: header.learner });
@@ -91,16 +91,19 @@ impl Averager {
         Ok(non_finite.map_or(Outcome::Averaged, |learner| Outcome::NonFinite { learner }))
     }
 
-    /// The frames that were checked last, if they could be averaged.
-    pub fn frames(&self) -> &[Frame] {
-        if self.ready { &self.frames } else { &[] }
+    /// The sections of the frames that were checked last, if they could be averaged: their learner, layer and bytes.
+    pub fn sections(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let frames = if self.ready { self.frames.as_slice() } else { &[] };
+        frames.iter().enumerate().flat_map(|(learner, frame)| {
+            frame.section_bytes().map(move |(layer, bytes)| (learner, layer, bytes))
+        })
     }
 
     /// The second half: writes the average of the frames that were checked last. `output` has a slice for each layer that
     /// they have, in their order.
     pub fn write(&mut self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
         let first = self.frames.first().filter(|_| self.ready).ok_or(AverageError::Empty)?;
-        let mut layers = first.packets().map(|(layer, _)| self.layout[layer].elements());
+        let mut layers = first.section_bytes().map(|(layer, _)| self.layout[layer].elements());
         for position in 0..output.len().max(layers.len()) {
             let (expected, slice) = (layers.next(), output.get(position));
             if expected != slice.map(|slice| slice.len()) {
@@ -108,18 +111,16 @@ impl Averager {
                 return Err(AverageError::Output { position, expected, actual });
             }
         }
-        drop(layers);
-        let Self { frames, written, .. } = self;
-        let share = 1.0 / frames.len() as f32;
+        let share = 1.0 / self.frames.len() as f32;
+        let mut adders = Adder::reuse(std::mem::take(&mut self.adders));
         for (position, slice) in output.iter_mut().enumerate() {
-            written.clear();
-            written.resize(frames.len(), 0);
+            adders.clear();
+            adders.extend(self.frames.iter().map(|frame| frame.adder(position, &self.layout)));
             write_blocks(slice, share, |start, sum| {
-                for (frame, written) in frames.iter().zip(&mut *written) {
-                    frame.packet_at(position).add_block(start, sum, written);
-                }
+                adders.iter_mut().for_each(|adder| adder.add_block(start, sum));
             });
         }
+        self.adders = Adder::reuse(adders);
         Ok(())
     }
 }

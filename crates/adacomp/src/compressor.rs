@@ -412,6 +412,7 @@ impl Compressor {
             }
             layer.compressed = false;
         }
+        self.scratch.end_step();
         self.open = false;
     }
 

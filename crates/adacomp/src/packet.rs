@@ -6,7 +6,7 @@ use std::ops::Range;
 /// One selected element: its index in the tensor, and the sign of what is sent.
 ///
 /// Both share 32 bits, so that a selection sorts by index and takes little memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct Selected(u32);
 
@@ -33,11 +33,11 @@ impl Selected {
     }
 }
 
-/// Makes room for more elements. A model's selections are long, above all in the first steps, and their memory is kept: it
-/// grows by an eighth at a time, not twofold.
-pub(crate) fn make_room(selected: &mut Vec<Selected>, more: usize) {
-    if selected.capacity() - selected.len() < more {
-        selected.reserve_exact(more + selected.len() / 8);
+/// Makes room for more. A model's selections are long, above all in the first steps, and their memory is kept: it grows by an
+/// eighth at a time, not twofold.
+pub(crate) fn make_room<T>(buffer: &mut Vec<T>, more: usize) {
+    if buffer.capacity() - buffer.len() < more {
+        buffer.reserve_exact(more + buffer.len() / 8);
     }
 }
 
@@ -47,14 +47,15 @@ pub(crate) fn make_room(selected: &mut Vec<Selected>, more: usize) {
 pub(crate) struct Lately(usize);
 
 impl Lately {
-    /// Counts a selection, and gives back what memory it has far beyond the longest.
-    pub(crate) fn count(&mut self, selected: &mut Vec<Selected>) {
-        // More than the room that a bin may need.
-        const WORTH_IT: usize = 1 << 15;
+    /// Counts a selection of this length, and gives back what memory its buffer has far beyond the longest, which may need
+    /// room for so many more.
+    pub(crate) fn count<T>(&mut self, length: usize, more: usize, buffer: &mut Vec<T>) {
         // It fades slowly: lengths may go up and down by groups of layers, or kinds of steps.
-        self.0 = selected.len().max(self.0 - self.0 / 64);
-        if selected.capacity() > 2 * self.0 + WORTH_IT {
-            selected.shrink_to(self.0 + self.0 / 8);
+        self.0 = length.max(self.0 - self.0 / 64);
+        // Less than a page or two is not worth it.
+        let enough = self.0 + self.0 / 8 + more;
+        if buffer.capacity() > enough + self.0 / 4 + 2048 {
+            buffer.shrink_to(enough);
         }
     }
 }
@@ -117,27 +118,6 @@ impl Packet<'_> {
                 output[..values.len()].iter_mut().zip(*values).for_each(|(sum, value)| *sum += value);
             }
             Self::Sparse(sparse) => sparse.add_to(output),
-        }
-    }
-
-    /// Adds the elements from `start` on for which `block` has room. `next` is the first selected element that counts, and moves
-    /// past those that were added: a layer is added block by block from its start, with a `next` that starts at 0.
-    ///
-    /// # Panics
-    /// If the layer ends before the block does.
-    pub(crate) fn add_block(&self, start: usize, block: &mut [f32], next: &mut usize) {
-        match self {
-            Self::Dense(values) => {
-                let values = &values[start..start + block.len()];
-                block.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-            }
-            Self::Sparse(sparse) => {
-                for element in &sparse.selected[*next..] {
-                    let Some(sum) = block.get_mut(element.index() - start) else { break };
-                    *sum += sparse.values[element.sign()];
-                    *next += 1;
-                }
-            }
         }
     }
 

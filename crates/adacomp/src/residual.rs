@@ -3,15 +3,22 @@
 //! A step stores `G` and keeps its selection. Once the step is committed, the selection is *owed*: what was sent is still
 //! in the residual. The next step loads every element anyway, and subtracts it then, a block ahead of the selection
 //! rule, so that a step goes through memory once. A step that is dropped just forgets its selection, which leaves `G`.
+//!
+//! What is owed is over when the next selection is complete, so a layer has room for one of the two: the next is made in a
+//! buffer that all layers share.
 
 use crate::gradient::Gradient;
 use crate::kernel::{Kernel, Run};
-use crate::packet::{Lately, Packet, Selected, Sparse};
+use crate::packet::{Lately, Packet, Selected, Sparse, make_room};
+use crate::policy::MAX_BIN;
 use crate::scale::Scale;
 use crate::topk;
 
 /// Elements that are settled, then selected from, while they are in the nearest cache.
 pub(crate) const BLOCK: usize = 1024;
+
+/// The room that kernels have in a selection for the next block, which may be a whole bin, all of it selected.
+const ROOM: usize = 2 * MAX_BIN as usize;
 
 /// A thread gets at least so many elements: starting it for fewer would take longer.
 const WORTH_A_THREAD: usize = 1 << 17;
@@ -32,6 +39,7 @@ impl Selection {
 /// What the open step sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pending {
+    /// Nothing yet: the selection is the last step's, and owed.
     Nothing,
     Selection,
     /// A selection from a residual that is kept elsewhere, or from none.
@@ -65,6 +73,9 @@ pub(crate) struct Scratch {
 struct Worker {
     converted: Vec<f32>,
     selected: Vec<Selected>,
+    /// The longest selection of the open step.
+    longest: usize,
+    lately: Lately,
 }
 
 impl Scratch {
@@ -79,12 +90,20 @@ impl Scratch {
     pub(crate) fn converted(&mut self) -> &mut Vec<f32> {
         &mut self.workers(1)[0].converted
     }
+
+    /// The step is over: gives back what only a longer one needed.
+    pub(crate) fn end_step(&mut self) {
+        for worker in &mut self.workers {
+            let longest = std::mem::take(&mut worker.longest);
+            worker.lately.count(longest, ROOM, &mut worker.selected);
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Residual {
     values: Vec<f32>,
-    owed: Selection,
+    /// What the open step sends, or what the last one sent and is owed.
     selection: Selection,
     pending: Pending,
     lately: Lately,
@@ -94,7 +113,6 @@ impl Residual {
     pub(crate) fn new(elements: usize) -> Self {
         Self {
             values: vec![0.0; elements],
-            owed: Selection::default(),
             selection: Selection::default(),
             pending: Pending::Nothing,
             lately: Lately::default(),
@@ -113,19 +131,18 @@ impl Residual {
             first: 0,
             residual: &mut self.values,
             gradient,
-            owed: self.owed.sparse(),
+            owed: self.selection.sparse(),
             maxima: &mut maxima,
         };
-        let selected = &mut self.selection.selected;
-        selected.clear();
-        if threads == 1 {
-            whole.select(rule, selected, scratch.converted());
-        } else {
-            let workers = scratch.workers(threads);
-            whole.select_on_threads(rule, bins.div_ceil(threads), workers);
-            workers.iter().for_each(|worker| selected.extend_from_slice(&worker.selected));
+        let workers = scratch.workers(threads);
+        whole.select_on_threads(rule, bins.div_ceil(threads), workers);
+        self.selection.selected.clear();
+        let selected = workers.iter().map(|worker| worker.selected.as_slice());
+        self.lately.count(selected.clone().map(<[_]>::len).sum(), 0, &mut self.selection.selected);
+        for selected in selected {
+            make_room(&mut self.selection.selected, selected.len());
+            self.selection.selected.extend_from_slice(selected);
         }
-        self.owed.selected.clear();
         self.pending = Pending::Selection;
 
         let (scale, bad_bins) = rule.scale.of(&maxima, &mut scratch.sorted);
@@ -143,7 +160,6 @@ impl Residual {
         scratch: &mut Scratch,
     ) -> usize {
         let bad = self.add_whole(gradient, factor, scratch);
-        self.selection.selected.clear();
         if bad == 0 {
             self.selection.values =
                 topk::select(&self.values, percent, &mut scratch.magnitudes, &mut self.selection.selected);
@@ -155,8 +171,8 @@ impl Residual {
     /// Sends what was selected elsewhere, or nothing. The residual here stays as it is.
     pub(crate) fn take_selection(&mut self, scale: f32, selected: &[Selected]) {
         debug_assert_eq!(self.pending, Pending::Nothing);
+        self.settle();
         self.selection.values = [scale, -scale];
-        self.selection.selected.clear();
         self.selection.selected.extend_from_slice(selected);
         self.pending = Pending::Elsewhere;
     }
@@ -189,7 +205,8 @@ impl Residual {
 
     /// What the last step sent, as long as it is owed.
     pub(crate) fn last_sent(&self) -> Option<Packet<'_>> {
-        (!self.owed.selected.is_empty()).then(|| Packet::Sparse(self.owed.sparse()))
+        let is_owed = self.pending == Pending::Nothing && !self.selection.selected.is_empty();
+        is_owed.then(|| Packet::Sparse(self.selection.sparse()))
     }
 
     /// Whether the open step sends selected elements.
@@ -205,25 +222,31 @@ impl Residual {
     /// What the open step sends has arrived everywhere: it leaves the residual.
     pub(crate) fn commit(&mut self) {
         match self.pending {
-            Pending::Nothing | Pending::Elsewhere => {}
-            Pending::Selection => {
-                std::mem::swap(&mut self.owed, &mut self.selection);
-                self.lately.count(&mut self.owed.selected);
+            // Owed from now on, or still.
+            Pending::Nothing | Pending::Selection => {}
+            Pending::Elsewhere => self.selection.selected.clear(),
+            Pending::Everything => {
+                self.selection.selected.clear();
+                self.values.fill(0.0);
             }
-            Pending::Everything => self.values.fill(0.0),
         }
         self.pending = Pending::Nothing;
     }
 
     /// What the open step sends is not used anywhere: it stays in the residual.
     pub(crate) fn take_back(&mut self) {
+        if self.pending != Pending::Nothing {
+            self.selection.selected.clear();
+        }
         self.pending = Pending::Nothing;
     }
 
     /// Subtracts what is owed now rather than in the next step.
     fn settle(&mut self) {
-        self.owed.sparse().take_from(&mut self.values);
-        self.owed.selected.clear();
+        if self.pending == Pending::Nothing {
+            self.selection.sparse().take_from(&mut self.values);
+            self.selection.selected.clear();
+        }
     }
 
     /// The residual as it is between steps.
@@ -264,22 +287,26 @@ impl<'a> Part<'a> {
         )
     }
 
-    /// Each worker takes so many bins into a selection of its own.
+    /// Each worker takes so many bins into a selection of its own; if there is only one, on this thread.
     fn select_on_threads(self, rule: Rule, bins: usize, workers: &mut [Worker]) {
+        if let [worker] = workers {
+            return self.select(rule, worker);
+        }
         let mut rest = self;
         std::thread::scope(|scope| {
             for worker in workers {
                 let part;
                 (part, rest) = rest.split(bins, rule.bin);
-                worker.selected.clear();
-                scope.spawn(move || part.select(rule, &mut worker.selected, &mut worker.converted));
+                scope.spawn(move || part.select(rule, worker));
             }
         });
     }
 
     /// Settles and selects, block by block. Settling goes a block ahead: its stores are then out of the way of the
     /// kernel's loads, and it asks for memory that the kernel will need.
-    fn select(mut self, rule: Rule, selected: &mut Vec<Selected>, converted: &mut Vec<f32>) {
+    fn select(mut self, rule: Rule, worker: &mut Worker) {
+        let Worker { converted, selected, longest, .. } = worker;
+        selected.clear();
         let block = (BLOCK / rule.bin).max(1) * rule.bin;
         let elements = self.residual.len();
         self.settle_below(block.min(elements));
@@ -308,6 +335,7 @@ impl<'a> Part<'a> {
                 run(full, end - start, end - start - full, &mut self.maxima[last_bin..=last_bin]);
             }
         }
+        *longest = selected.len().max(*longest);
     }
 
     /// Subtracts what is owed in the part's first `end` elements and has not been subtracted yet.

@@ -56,7 +56,7 @@ impl<'a> BitWriter<'a> {
 }
 
 /// Reads bits from bytes.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct BitReader<'a> {
     bytes: &'a [u8],
     /// Bytes that `word` has taken; it may run past the end.

@@ -1,11 +1,13 @@
 //! A frame into packets. Any bytes give a frame or an error.
+//!
+//! [`Frame`] has the packets in memory; [`super::checked`] adds them up without.
 
-use super::header::{Codec, Header};
-use super::{Cut, kind, paper, rice, varint};
+use super::contents::Contents;
+use super::header::Header;
+use super::varint;
 use crate::error::DecodeError;
 use crate::layout::Layout;
 use crate::packet::{Lately, Packet, Selected, Sparse};
-use crate::policy::Treatment;
 use half::f16;
 use std::ops::Range;
 
@@ -48,11 +50,11 @@ pub struct Frame {
 struct Section {
     layer: usize,
     bytes: usize,
-    contents: Contents,
+    packet: Decoded,
 }
 
 #[derive(Debug, Clone)]
-enum Contents {
+enum Decoded {
     /// A range of `Frame::values`.
     Dense(Range<usize>),
     /// Two values, and a range of `Frame::selected`.
@@ -72,7 +74,7 @@ impl Frame {
         self.values.clear();
         self.selected.clear();
         let result = self.read(bytes, layout, expected);
-        self.lately.count(&mut self.selected);
+        self.lately.count(self.selected.len(), 0, &mut self.selected);
         match result {
             Ok(header) => self.header = Some(header),
             Err(_) => self.sections.clear(),
@@ -90,15 +92,10 @@ impl Frame {
         self.sections.iter().map(|section| (section.layer, self.packet(section)))
     }
 
-    /// The packet of the layer that is at this position among those that the frame has.
-    pub(crate) fn packet_at(&self, position: usize) -> Packet<'_> {
-        self.packet(&self.sections[position])
-    }
-
     fn packet(&self, section: &Section) -> Packet<'_> {
-        match &section.contents {
-            Contents::Dense(range) => Packet::Dense(&self.values[range.clone()]),
-            Contents::Sparse(values, range) => {
+        match &section.packet {
+            Decoded::Dense(range) => Packet::Dense(&self.values[range.clone()]),
+            Decoded::Sparse(values, range) => {
                 Packet::Sparse(Sparse { values: *values, selected: &self.selected[range.clone()] })
             }
         }
@@ -110,82 +107,64 @@ impl Frame {
     }
 
     fn read(&mut self, bytes: &[u8], layout: &Layout, expected: Expected<'_>) -> Result<Header, DecodeError> {
-        let (header, sections, mut rest) = open(bytes)?;
-        if header.fingerprint != layout.fingerprint() {
-            return Err(DecodeError::Fingerprint {
-                expected: layout.fingerprint(),
-                actual: header.fingerprint,
-            });
-        }
-        let count = if header.non_finite { 0 } else { expected.count(layout) };
-        if sections as usize != count {
-            let position = count.min(sections as usize);
-            let expected = (position < count).then(|| expected.layer(position));
-            return Err(DecodeError::Layer { position, expected, actual: None });
-        }
-        for position in 0..count {
-            let expected = expected.layer(position);
-            let RawSection { layer, kind, contents, bytes } = next_section(&mut rest)?;
-            if layer != expected || layer >= layout.len() {
-                return Err(DecodeError::Layer { position, expected: Some(expected), actual: Some(layer) });
-            }
-            let contents = self.contents(contents, kind, layer, layout, header.codec)?;
-            self.sections.push(Section { layer, bytes, contents });
-        }
-        if rest.is_empty() {
-            Ok(header)
-        } else {
-            Err(DecodeError::Trailing { part: "the last section", count: rest.len() })
-        }
-    }
-
-    fn contents(
-        &mut self,
-        bytes: &[u8],
-        kind: u8,
-        layer: usize,
-        layout: &Layout,
-        codec: Codec,
-    ) -> Result<Contents, DecodeError> {
-        let treatment = layout[layer].treatment;
-        let elements = layout[layer].elements();
-        match kind {
-            kind::DENSE if treatment != Treatment::Half => {
-                self.dense(bytes, layer, elements, |value: [u8; 4]| f32::from_le_bytes(value))
-            }
-            kind::HALF if treatment == Treatment::Half => {
-                self.dense(bytes, layer, elements, |value: [u8; 2]| f16::from_le_bytes(value).to_f32())
-            }
-            kind::SELECTED if treatment.selects() => {
-                let (values, bytes) = sent_values(bytes, layer, treatment)?;
-                let start = self.selected.len();
-                match codec {
-                    Codec::Paper => paper::decode(bytes, layer, Cut::of(&layout[layer]), &mut self.selected)?,
-                    Codec::Rice => rice::decode(bytes, layer, elements, &mut self.selected)?,
+        walk(bytes, layout, expected, |header, section| {
+            let packet = match Contents::open(&section, layout, header.codec)? {
+                Contents::Dense(values) => {
+                    self.dense(section.layer, values.iter().map(|value| f32::from_le_bytes(*value)))?
                 }
-                Ok(Contents::Sparse(values, start..self.selected.len()))
-            }
-            kind => Err(DecodeError::Kind { layer, kind }),
-        }
+                Contents::Half(values) => {
+                    self.dense(section.layer, values.iter().map(|value| f16::from_le_bytes(*value).to_f32()))?
+                }
+                Contents::Selected(values, elements) => {
+                    let start = self.selected.len();
+                    elements.append_to(&mut self.selected)?;
+                    Decoded::Sparse(values, start..self.selected.len())
+                }
+            };
+            self.sections.push(Section { layer: section.layer, bytes: section.bytes, packet });
+            Ok(())
+        })
     }
 
-    fn dense<const N: usize>(
-        &mut self,
-        bytes: &[u8],
-        layer: usize,
-        elements: usize,
-        value: impl Fn([u8; N]) -> f32,
-    ) -> Result<Contents, DecodeError> {
-        if bytes.len() != N * elements {
-            let (expected, actual) = (N * elements, bytes.len());
-            return Err(DecodeError::Length { layer, part: "a dense section", expected, actual });
-        }
+    fn dense(&mut self, layer: usize, values: impl Iterator<Item = f32>) -> Result<Decoded, DecodeError> {
         let start = self.values.len();
-        self.values.extend(bytes.as_chunks::<N>().0.iter().map(|bytes| value(*bytes)));
+        self.values.extend(values);
         if !self.values[start..].iter().all(|value| value.is_finite()) {
             return Err(DecodeError::Value { layer });
         }
-        Ok(Contents::Dense(start..self.values.len()))
+        Ok(Decoded::Dense(start..self.values.len()))
+    }
+}
+
+/// Takes the sections of a frame one after the other. They must be those of the layers that are expected.
+pub(super) fn walk<'a>(
+    bytes: &'a [u8],
+    layout: &Layout,
+    expected: Expected<'_>,
+    mut take: impl FnMut(&Header, RawSection<'a>) -> Result<(), DecodeError>,
+) -> Result<Header, DecodeError> {
+    let (header, sections, mut rest) = open(bytes)?;
+    if header.fingerprint != layout.fingerprint() {
+        return Err(DecodeError::Fingerprint { expected: layout.fingerprint(), actual: header.fingerprint });
+    }
+    let count = if header.non_finite { 0 } else { expected.count(layout) };
+    if sections as usize != count {
+        let position = count.min(sections as usize);
+        let expected = (position < count).then(|| expected.layer(position));
+        return Err(DecodeError::Layer { position, expected, actual: None });
+    }
+    for position in 0..count {
+        let expected = expected.layer(position);
+        let section = next_section(&mut rest)?;
+        let layer = section.layer;
+        if layer != expected || layer >= layout.len() {
+            return Err(DecodeError::Layer { position, expected: Some(expected), actual: Some(layer) });
+        }
+        take(&header, section)?;
+    }
+    match rest.len() {
+        0 => Ok(header),
+        count => Err(DecodeError::Trailing { part: "the last section", count }),
     }
 }
 
@@ -223,23 +202,4 @@ pub(super) fn next_section<'a>(rest: &mut &'a [u8]) -> Result<RawSection<'a>, De
         rest.split_at_checked(length).ok_or(DecodeError::Truncated { part: "a section" })?;
     *rest = after;
     Ok(RawSection { layer, kind, contents, bytes: before - rest.len() })
-}
-
-/// What positive and negative elements are sent as, and the bytes behind: one scale, or for top-k two means.
-fn sent_values(bytes: &[u8], layer: usize, treatment: Treatment) -> Result<([f32; 2], &[u8]), DecodeError> {
-    let truncated = DecodeError::Truncated { part: "a scale" };
-    let (first, rest) = bytes.split_first_chunk().ok_or(truncated.clone())?;
-    let positive = f32::from_le_bytes(*first);
-    let (negative, rest) = if matches!(treatment, Treatment::TopK(_)) {
-        let (second, rest) = rest.split_first_chunk().ok_or(truncated)?;
-        (f32::from_le_bytes(*second), rest)
-    } else {
-        (-positive, rest)
-    };
-    let signs_fit = positive.is_sign_positive() && negative <= 0.0;
-    if positive.is_finite() && negative.is_finite() && signs_fit {
-        Ok(([positive, negative], rest))
-    } else {
-        Err(DecodeError::Value { layer })
-    }
 }

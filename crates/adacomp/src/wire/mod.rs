@@ -3,6 +3,8 @@
 //! The envelope is here and in [`header`]; each codec for selected elements has a file of its own.
 
 pub(crate) mod bits;
+mod checked;
+mod contents;
 mod decode;
 mod encode;
 mod header;
@@ -11,6 +13,7 @@ mod paper;
 pub(crate) mod rice;
 pub(crate) mod varint;
 
+pub(crate) use checked::{Adder, Checked};
 pub use decode::{Expected, Frame};
 pub use encode::FrameWriter;
 pub use header::{Codec, Header};

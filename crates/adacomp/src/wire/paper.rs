@@ -86,68 +86,100 @@ fn encode_words<W: Word>(selected: &[Selected], cut: Cut, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the elements to `selected` if all of `bytes` is right.
-pub(super) fn decode(
-    bytes: &[u8],
+/// Words that are read a few at a time.
+#[derive(Debug, Clone)]
+pub(super) struct Words<'a> {
+    bytes: &'a [u8],
     layer: usize,
     cut: Cut,
-    selected: &mut Vec<Selected>,
-) -> Result<(), DecodeError> {
-    if cut.bin < WIDE {
-        decode_words::<u8>(bytes, layer, cut, selected)
-    } else {
-        decode_words::<u16>(bytes, layer, cut, selected)
+    /// The first element of the current bin.
+    bin_start: usize,
+    /// The lowest index within it that its next value may have.
+    lowest: usize,
+    /// The bins just passed over.
+    passed: usize,
+}
+
+impl<'a> Words<'a> {
+    pub(super) fn open(bytes: &'a [u8], layer: usize, cut: Cut) -> Result<Self, DecodeError> {
+        let words = Self { bytes, layer, cut, bin_start: 0, lowest: 0, passed: 0 };
+        match bytes.len().is_multiple_of(words.size()) {
+            true => Ok(words),
+            false => Err(TRUNCATED),
+        }
+    }
+
+    /// Bytes of a word.
+    fn size(&self) -> usize {
+        if self.cut.bin < WIDE { u8::SIZE } else { u16::SIZE }
+    }
+
+    /// Appends all that are left to `selected`.
+    pub(super) fn append_to(&mut self, selected: &mut Vec<Selected>) -> Result<(), DecodeError> {
+        make_room(selected, self.bytes.len() / self.size());
+        while let Some(element) = self.next()? {
+            selected.push(element);
+        }
+        Ok(())
+    }
+
+    /// The next elements, as many as there are or as `some` has room for; how many.
+    pub(super) fn read(&mut self, some: &mut [Selected]) -> Result<usize, DecodeError> {
+        for (done, element) in some.iter_mut().enumerate() {
+            match self.next()? {
+                Some(next) => *element = next,
+                None => return Ok(done),
+            }
+        }
+        Ok(some.len())
+    }
+
+    /// The next element. After the last it is checked that the words end where they may.
+    fn next(&mut self) -> Result<Option<Selected>, DecodeError> {
+        if self.cut.bin < WIDE { self.next_of::<u8>() } else { self.next_of::<u16>() }
+    }
+
+    fn word<W: Word>(&mut self) -> Option<usize> {
+        let (word, rest) = self.bytes.split_at_checked(W::SIZE)?;
+        self.bytes = rest;
+        Some(W::read(word))
+    }
+
+    fn next_of<W: Word>(&mut self) -> Result<Option<Selected>, DecodeError> {
+        let Bits { sign, last, most_empty } = W::BITS;
+        let Cut { bin, elements } = self.cut;
+        let outside = DecodeError::Index { layer: self.layer };
+        while let Some(word) = self.word::<W>() {
+            let index = word & (sign - 1);
+            let ends = word & last != 0;
+            if index == bin - 1 && !ends {
+                let follows_values = self.passed == 0 || self.passed == most_empty;
+                self.passed = match word & sign {
+                    0 => 1,
+                    _ => 1 + self.word::<W>().ok_or(TRUNCATED)?,
+                };
+                // A frame has one encoding: runs are as long as they can be, and a run of one takes one word.
+                let shortest = follows_values && (self.passed > 1 || word & sign == 0);
+                if self.lowest != 0 || !shortest {
+                    return Err(outside);
+                }
+                self.bin_start += self.passed * bin;
+                if self.bin_start >= elements {
+                    return Err(outside);
+                }
+                continue;
+            }
+            let here = self.bin_start + index;
+            if index < self.lowest || index >= bin || here >= elements {
+                return Err(outside);
+            }
+            self.passed = 0;
+            (self.bin_start, self.lowest) =
+                if ends { (self.bin_start + bin, 0) } else { (self.bin_start, index + 1) };
+            return Ok(Some(Selected::new(here as u32, word & sign != 0)));
+        }
+        if self.lowest != 0 || self.passed != 0 { Err(TRUNCATED) } else { Ok(None) }
     }
 }
 
-fn decode_words<W: Word>(
-    bytes: &[u8],
-    layer: usize,
-    cut: Cut,
-    selected: &mut Vec<Selected>,
-) -> Result<(), DecodeError> {
-    if !bytes.len().is_multiple_of(W::SIZE) {
-        return Err(DecodeError::Truncated { part: "selected elements" });
-    }
-    let Bits { sign, last, most_empty } = W::BITS;
-    make_room(selected, bytes.len() / W::SIZE);
-    let mut words = bytes.chunks_exact(W::SIZE).map(W::read);
-    // The first element of the current bin, the lowest index its next value may have, and the bins just passed over.
-    let (mut bin_start, mut lowest, mut passed) = (0, 0, 0);
-    while let Some(word) = words.next() {
-        let index = word & (sign - 1);
-        let ends = word & last != 0;
-        if index == cut.bin - 1 && !ends {
-            let follows_values = passed == 0 || passed == most_empty;
-            passed = match word & sign {
-                0 => 1,
-                _ => 1 + words.next().ok_or(DecodeError::Truncated { part: "selected elements" })?,
-            };
-            // A frame has one encoding: runs are as long as they can be, and a run of one takes one word.
-            let shortest = follows_values && (passed > 1 || word & sign == 0);
-            if lowest != 0 || !shortest {
-                return Err(DecodeError::Index { layer });
-            }
-            bin_start += passed * cut.bin;
-            if bin_start >= cut.elements {
-                return Err(DecodeError::Index { layer });
-            }
-            continue;
-        }
-        if index < lowest || index >= cut.bin || bin_start + index >= cut.elements {
-            return Err(DecodeError::Index { layer });
-        }
-        selected.push(Selected::new((bin_start + index) as u32, word & sign != 0));
-        passed = 0;
-        if ends {
-            bin_start += cut.bin;
-            lowest = 0;
-        } else {
-            lowest = index + 1;
-        }
-    }
-    if lowest != 0 || passed != 0 {
-        return Err(DecodeError::Truncated { part: "selected elements" });
-    }
-    Ok(())
-}
+const TRUNCATED: DecodeError = DecodeError::Truncated { part: "selected elements" };

@@ -89,34 +89,6 @@ fn best_parameter(selected: &[Selected], span: usize) -> u32 {
     }
 }
 
-/// Appends the elements to `selected` if all of `bytes` is right.
-pub(super) fn decode(
-    mut bytes: &[u8],
-    layer: usize,
-    elements: usize,
-    selected: &mut Vec<Selected>,
-) -> Result<(), DecodeError> {
-    let count = varint::read(&mut bytes, "a count")? as usize;
-    if count == 0 {
-        return match bytes.len() {
-            0 => Ok(()),
-            count => Err(DecodeError::Trailing { part: "an empty selection", count }),
-        };
-    }
-    let (&parameter, bytes) =
-        bytes.split_first().ok_or(DecodeError::Truncated { part: "a rice parameter" })?;
-    if u32::from(parameter) > MAX_PARAMETER {
-        return Err(DecodeError::RiceParameter { layer, actual: parameter });
-    }
-    let parameter = u32::from(parameter);
-    let mut bits = BitReader::new(bytes);
-    decode_codes(&mut bits, count, parameter, 0..elements, layer, selected)?;
-    if !bits.only_filling_left() {
-        return Err(DecodeError::Trailing { part: "selected elements", count: bits.bytes_left() });
-    }
-    Ok(())
-}
-
 /// Reads what [`encode_range`] wrote from the front of `bytes`, which moves past it, and appends it to `selected`.
 pub fn decode_range(
     bytes: &mut &[u8],
@@ -126,44 +98,99 @@ pub fn decode_range(
 ) -> Result<(), DecodeError> {
     let count = varint::read(bytes, "a count")? as usize;
     let parameter = usual_parameter(count, range.len());
-    let mut bits = BitReader::new(bytes);
-    decode_codes(&mut bits, count, parameter, range, layer, selected)?;
-    *bytes = bits.after().ok_or(DecodeError::Trailing { part: "selected elements", count: 0 })?;
+    let mut codes = Codes::new(bytes, count, parameter, range, layer)?;
+    codes.append_to(selected)?;
+    *bytes = codes.bits.after().ok_or(DecodeError::Trailing { part: "selected elements", count: 0 })?;
     Ok(())
 }
 
-fn decode_codes(
-    bits: &mut BitReader<'_>,
-    count: usize,
+/// Codes that are read a few at a time.
+#[derive(Debug, Clone)]
+pub(super) struct Codes<'a> {
+    bits: BitReader<'a>,
     parameter: u32,
-    range: Range<usize>,
+    /// Codes that are left.
+    left: usize,
+    /// The lowest index that the next element may have, and the one behind the highest.
+    next: u64,
+    end: usize,
     layer: usize,
-    selected: &mut Vec<Selected>,
-) -> Result<(), DecodeError> {
-    // Each element takes at least a one, a sign and the remainder, so the bytes themselves cap what is reserved.
-    let most = range.len().min(8 * bits.bytes_left() / (parameter as usize + 2));
-    if count > most {
-        return Err(DecodeError::Count { layer, count, most });
+}
+
+impl<'a> Codes<'a> {
+    /// What [`encode`] wrote.
+    pub(super) fn open(mut bytes: &'a [u8], layer: usize, elements: usize) -> Result<Self, DecodeError> {
+        let count = varint::read(&mut bytes, "a count")? as usize;
+        if count == 0 {
+            return match bytes.len() {
+                0 => Self::new(bytes, 0, 0, 0..elements, layer),
+                count => Err(DecodeError::Trailing { part: "an empty selection", count }),
+            };
+        }
+        let (&parameter, bytes) =
+            bytes.split_first().ok_or(DecodeError::Truncated { part: "a rice parameter" })?;
+        if u32::from(parameter) > MAX_PARAMETER {
+            return Err(DecodeError::RiceParameter { layer, actual: parameter });
+        }
+        Self::new(bytes, count, parameter.into(), 0..elements, layer)
     }
-    let start = selected.len();
-    make_room(selected, count);
-    selected.resize(start + count, Selected::new(0, false));
-    let selected = &mut selected[start..];
-    let (mut done, mut next) = (0, range.start as u64);
-    while done < count {
-        done += short_codes(bits, parameter, &mut next, range.end, &mut selected[done..]);
-        if let Some(element) = selected.get_mut(done) {
-            let (gap, negative) = any_code(bits, parameter)?;
-            let index = next + gap;
-            if index >= range.end as u64 {
-                return Err(DecodeError::Index { layer });
+
+    fn new(
+        bytes: &'a [u8],
+        count: usize,
+        parameter: u32,
+        range: Range<usize>,
+        layer: usize,
+    ) -> Result<Self, DecodeError> {
+        // Each element takes at least a one, a sign and the remainder, so the bytes themselves cap what is reserved.
+        let most = range.len().min(8 * bytes.len() / (parameter as usize + 2));
+        if count > most {
+            return Err(DecodeError::Count { layer, count, most });
+        }
+        let (next, end) = (range.start as u64, range.end);
+        Ok(Self { bits: BitReader::new(bytes), parameter, left: count, next, end, layer })
+    }
+
+    /// Appends all that are left to `selected`.
+    pub(super) fn append_to(&mut self, selected: &mut Vec<Selected>) -> Result<(), DecodeError> {
+        let start = selected.len();
+        make_room(selected, self.left);
+        selected.resize(start + self.left, Selected::default());
+        self.read(&mut selected[start..]).map(|_| ())
+    }
+
+    /// The next elements, as many as there are or as `some` has room for; how many.
+    pub(super) fn read(&mut self, some: &mut [Selected]) -> Result<usize, DecodeError> {
+        let count = some.len().min(self.left);
+        let mut done = 0;
+        while done < count {
+            let Self { bits, parameter, next, end, .. } = self;
+            done += short_codes(bits, *parameter, next, *end, &mut some[done..count]);
+            if let Some(element) = some[..count].get_mut(done) {
+                let (gap, negative) = any_code(bits, *parameter)?;
+                let index = *next + gap;
+                if index >= *end as u64 {
+                    return Err(DecodeError::Index { layer: self.layer });
+                }
+                *element = Selected::new(index as u32, negative);
+                *next = index + 1;
+                done += 1;
             }
-            *element = Selected::new(index as u32, negative);
-            next = index + 1;
-            done += 1;
+        }
+        self.left -= count;
+        if self.bits.past_end() {
+            return Err(DecodeError::Truncated { part: "selected elements" });
+        }
+        Ok(count)
+    }
+
+    /// Whether there is nothing behind the last element, once it was read.
+    pub(super) fn end(&self) -> Result<(), DecodeError> {
+        match self.bits.only_filling_left() {
+            true => Ok(()),
+            false => Err(DecodeError::Trailing { part: "selected elements", count: self.bits.bytes_left() }),
         }
     }
-    if bits.past_end() { Err(DecodeError::Truncated { part: "selected elements" }) } else { Ok(()) }
 }
 
 /// Short codes that are read between two refills.

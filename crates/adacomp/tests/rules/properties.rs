@@ -3,8 +3,8 @@
 use crate::support::{Random, one_layer, residuals, sent};
 use adacomp::codec::{decode_range, encode_range};
 use adacomp::{
-    Averager, Codec, Compressor, Expected, Frame, FrameWriter, Header, Kernel, Outcome, Packet, Parameter,
-    Policy, Selected, Sparse, Treatment,
+    AverageError, Averager, Codec, Compressor, Expected, Frame, FrameWriter, Header, Kernel, Outcome, Packet,
+    Parameter, Policy, Selected, Sparse, Treatment,
 };
 use proptest::prelude::*;
 
@@ -174,11 +174,18 @@ proptest! {
         bytes.extend_from_slice(&checksum.to_le_bytes());
         let mut output = vec![0.0; elements];
         let mut frame = Frame::default();
-        if frame.decode(&bytes, &layout, Expected::Whole).is_ok() {
+        let decoded = frame.decode(&bytes, &layout, Expected::Whole);
+        if decoded.is_ok() {
             frame.packets().for_each(|(_, packet)| packet.add_to(&mut output));
             prop_assert!(output.iter().all(|value| value.is_finite()));
         }
-        let _ = Averager::new(layout).average(0, &[&bytes], &mut [&mut output]);
+        // The average is read from the bytes themselves, and finds the same in them.
+        let mut average = vec![0.0; elements];
+        match Averager::new(layout).average(0, &[&bytes], &mut [&mut average]) {
+            Ok(Outcome::Averaged) => prop_assert!(decoded.is_ok() && average == output),
+            Err(AverageError::Frame { cause, .. }) => prop_assert_eq!(decoded, Err(cause)),
+            _ => prop_assert!(decoded.is_ok()),
+        }
     }
 
     /// Any bytes at all are refused or decoded.

@@ -2,8 +2,8 @@
 
 use crate::support::{Random, gradients, named, one_layer, small_model};
 use adacomp::{
-    Codec, Compressor, DecodeError, Expected, Frame, FrameWriter, Header, Layout, Packet, Parameter, Policy,
-    Selected, Sparse,
+    AverageError, Averager, Codec, Compressor, DecodeError, Expected, Frame, FrameWriter, Header, Layout,
+    Packet, Parameter, Policy, Selected, Sparse,
 };
 
 /// A frame of one layer with these elements.
@@ -41,9 +41,15 @@ pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
+/// What reading a frame says, which is also what checking it for an average says.
 fn decode(bytes: &[u8], layout: &Layout) -> Result<Header, DecodeError> {
     let mut frame = Frame::default();
     let result = frame.decode(bytes, layout, Expected::Whole);
+    let checked = Averager::new(layout.clone()).check(3, &[bytes], Expected::Whole);
+    match checked {
+        Err(AverageError::Frame { cause, .. }) => assert_eq!(result, Err(cause)),
+        _ => assert!(result.is_ok(), "{checked:?}"),
+    }
     assert_eq!(frame.header().is_some(), result.is_ok());
     assert!(result.is_ok() || frame.packets().len() == 0);
     result
