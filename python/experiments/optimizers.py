@@ -2,6 +2,8 @@
 
 import torch
 
+from adacomp.torch.moments import Moments
+
 
 class Sgd:
     """Stochastic gradient descent with momentum."""
@@ -25,36 +27,6 @@ class Sgd:
         self.velocities = state
 
 
-class Moments:
-    """Adam's two moments, and what it makes of a gradient."""
-
-    DECAYS = (0.9, 0.999)
-    EPSILON = 1e-8
-
-    def __init__(self, parameters):
-        self.steps = 0
-        self.firsts, self.seconds = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))
-
-    @torch.no_grad()
-    def update(self, gradients, squared=None):
-        """The direction to go; the second moment can be that of other gradients."""
-        self.steps += 1
-        corrections = [1 - decay**self.steps for decay in self.DECAYS]
-        updates = []
-        for gradient, other, first, second in zip(gradients, squared or gradients, self.firsts, self.seconds):
-            first.mul_(self.DECAYS[0]).add_(gradient, alpha=1 - self.DECAYS[0])
-            second.mul_(self.DECAYS[1]).addcmul_(other, other, value=1 - self.DECAYS[1])
-            root = (second / corrections[1]).sqrt_().add_(self.EPSILON)
-            updates.append(first.div(root).div_(corrections[0]))
-        return updates
-
-    def state(self):
-        return self.steps, self.firsts, self.seconds
-
-    def load(self, state):
-        self.steps, self.firsts, self.seconds = state
-
-
 class Follower:
     """Goes where it is told."""
 
@@ -74,18 +46,27 @@ class Follower:
 
 
 class Adam(Follower):
+    """Adam's moments of the averaged gradient; the second can be that of another."""
+
     def __init__(self, parameters, _options):
         super().__init__(parameters)
-        self.moments = Moments(parameters)
+        self.moments = Moments()
 
     def step(self, gradients, learning_rate, squared):
-        super().step(self.moments.update(gradients, squared), learning_rate, None)
+        super().step(updates(self.moments, gradients, squared), learning_rate, None)
 
     def state(self):
-        return self.moments.state()
+        return self.moments.steps, self.moments.kept
 
     def load(self, state):
-        self.moments.load(state)
+        self.moments.steps, self.moments.kept = state
+
+
+def updates(moments, gradients, squared=None):
+    """What Adam makes of all gradients of a step."""
+    moments.begin_step()
+    squared = gradients if squared is None else squared
+    return [moments.update(number, *pair) for number, pair in enumerate(zip(gradients, squared))]
 
 
 def make_optimizer(parameters, options):

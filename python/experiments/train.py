@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from datasets import load
 from models import Lstm, Transformer, cnn, mlp, resnet
-from optimizers import Follower, Moments, make_optimizer
+from optimizers import Follower, make_optimizer, updates
 from torch.nn.functional import cross_entropy
 
 import adacomp
+from adacomp.torch.moments import Moments
 from adacomp.torch.policy import kinds
 
 # What is trained: data, and the model for so many classes.
@@ -152,7 +153,7 @@ class Run:
         self.compressed = None if options.scheme == "dense" else Compressed(self.model, options)
         # Where updates travel, each learner has its own moments, and what arrives is only followed.
         local = options.compress == "updates"
-        self.moments = [Moments(self.parameters) for _ in range(options.learners)] if local else []
+        self.moments = [Moments() for _ in range(options.learners)] if local else []
         self.optimizer = Follower(self.parameters) if local else make_optimizer(self.parameters, options)
         self.in_epoch = len(self.data) // options.minibatch
         self.steps = min(options.epochs * self.in_epoch, options.steps or math.inf)
@@ -198,7 +199,7 @@ class Run:
             gradients = [clipped(gradient, options.local_clip) for gradient in gradients]
         if self.moments and all(layer.isfinite().all() for gradient in gradients for layer in gradient):
             own = zip(self.moments, gradients)
-            gradients = [moments.update(clipped(gradient, options.clip)) for moments, gradient in own]
+            gradients = [updates(moments, clipped(gradient, options.clip)) for moments, gradient in own]
         if self.compressed:
             average = self.compressed.exchange(gradients)
         else:
@@ -247,7 +248,7 @@ class Run:
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state(),
-            "moments": [moments.state() for moments in self.moments],
+            "moments": [(moments.steps, moments.kept) for moments in self.moments],
             "compressed": self.compressed and self.compressed.state(),
             "step": self.step,
             "dropped": self.dropped,
@@ -264,7 +265,7 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load(state["optimizer"])
         for moments, saved in zip(self.moments, state["moments"]):
-            moments.load(saved)
+            moments.steps, moments.kept = saved
         if self.compressed:
             self.compressed.load(state["compressed"])
         self.step, self.dropped = state["step"], state["dropped"]

@@ -22,7 +22,8 @@ cargo xtask COMMAND
                           with methods (`gather none`) it prints only, and `report` writes the document anew
   experiments [WORDS]     makes what is missing of the studies in experiments/, a run a core, going on where it stopped, and
                           writes the documents; WORDS such as `main mnist-cnn adam` choose; `list` says what is missing, `report`
-                          only writes, `--check` says whether the documents are what the results give
+                          only writes, `--check` says whether the documents are what the results give, and `browser` whether
+                          Chromium draws the page of figures
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
   python                  the Python package alone: style, wheel, tests
   clusters                what docs/clusters.md says, on two hosts that are network namespaces, as root
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         ["experiments", "list"] => experiments::list(),
         ["experiments", "report"] => experiments::report(),
         ["experiments", "--check"] => experiments::check(),
+        ["experiments", "browser"] => experiments::check_in_browser(),
         ["experiments", ref studies @ ..] => experiments::run(studies),
         ["clusters"] => clusters::check(),
         ["python"] => python::test(),

@@ -81,10 +81,11 @@ fn mpi() -> Result {
     run(cargo(&["test"]).args(WORKSPACE).args(["--test", "mpi", "--", "--ignored", "--test-threads=1"]))
 }
 
-/// The report in a real browser.
+/// The report and the results in a real browser.
 fn browser() -> Result {
     install("chromium", &["chromium"])?;
-    run(cargo(&["test"]).args(WORKSPACE).args(["--test", "browser", "--", "--ignored"]))
+    run(cargo(&["test"]).args(WORKSPACE).args(["--test", "browser", "--", "--ignored"]))?;
+    experiments::check_in_browser()
 }
 
 /// The README's first command, in a folder of its own: a program without MPI.

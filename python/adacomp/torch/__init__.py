@@ -13,5 +13,6 @@ except ImportError as error:
     raise ImportError("adacomp.torch needs PyTorch: pip install torch") from error
 
 from .hook import Hook, adacomp_hook, attach
+from .moments import LocalAdam
 
-__all__ = ["Hook", "adacomp_hook", "attach"]
+__all__ = ["Hook", "LocalAdam", "adacomp_hook", "attach"]

@@ -11,6 +11,7 @@ from .. import Exchange, Layout
 from . import policy, report, state
 from .auto import Auto
 from .collective import Collective
+from .moments import Moments
 from .paths import path_for
 from .steps import Compressed, Everything, plain
 from .worker import Worker
@@ -48,13 +49,16 @@ class Engine:
 
         self.collective = Collective.between(self.group, self.device, options["time_limit"])
         self.learners = self.collective.learners
-        self._check_agreement(options["mode"])
+        self._check_agreement("mode", options["mode"])
+        self._check_agreement("local_adam", options["local_adam"])
         self.exchange = Exchange(self.layout, options["strategy"], options["codec"], self.collective, options["threads"])
         # Those of the handshake.
         self.collective.forget_lengths()
         # Parameters that no learner has used in a step do not get the average, so they must not send.
-        unused_may_be = ddp.find_unused_parameters or ddp.static_graph
+        self._unused_may_be = unused_may_be = ddp.find_unused_parameters or ddp.static_graph
         self.path = path_for(self.device, self.exchange, self.layout, options["soft_threshold"], unused_may_be, on_host)
+        # With `local_adam`: those of this learner's gradient.
+        self.moments = Moments(options["local_adam"]) if options["local_adam"] else None
 
         self.auto = Auto(self._largest) if options["mode"] == "auto" and self.learners > 1 else None
         self.counts = report.Counts()
@@ -75,6 +79,8 @@ class Engine:
         if self._step is not None:
             raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
         self._scaled = scaled
+        if self.moments:
+            self.moments.begin_step()
         try:
             compress = self.auto.begin(now) if self.auto else self.options["mode"] == "on"
             if compress or self.keeps:
@@ -89,11 +95,15 @@ class Engine:
     def reduce(self, bucket):
         """Has a bucket averaged, in place; the future of its buffer."""
         self._check()
+        layers = self._layers(bucket)
+        if self.moments:
+            parts = bucket.buffer().split([self.layout.elements[layer] for layer in layers])
+            self.moments.apply(zip(layers, parts), self._unused_may_be)
         if self._step is None:
             return plain(bucket, self.group)
         future = torch.futures.Future(devices=[self.device] if self._stream else None)
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
-        given = _Bucket(bucket.buffer(), self._layers(bucket), bucket.is_last(), future, ready)
+        given = _Bucket(bucket.buffer(), layers, bucket.is_last(), future, ready)
         self._worker.submit(lambda: self._serve(given))
         return future.then(_unwrap)
 
@@ -230,10 +240,10 @@ class Engine:
         told = self.collective.to_all(struct.pack(form, *numbers))
         return [max(column) for column in zip(*(struct.unpack(form, each) for each in told))]
 
-    def _check_agreement(self, mode):
-        for learner, other in enumerate(self.collective.to_all(mode.encode())):
-            if other.decode() != mode:
-                raise ValueError(f"learner {learner} was attached with mode={other.decode()!r}, this one with {mode!r}")
+    def _check_agreement(self, option, value):
+        for learner, other in enumerate(self.collective.to_all(repr(value).encode())):
+            if other.decode() != repr(value):
+                raise ValueError(f"learner {learner} was attached with {option}={other.decode()}, this one with {value!r}")
 
 
 class _Failed:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .engine import Engine
+from .moments import LocalAdam
 
 logger = logging.getLogger("adacomp")
 
@@ -39,6 +40,8 @@ class Hook:
         time_limit: seconds or ``timedelta`` that learners wait for each other; as long as DDP's own group, unless told. Steps
             that are as without a hook have DDP's own limit.
         threads: threads that the native kernel may use for one large tensor.
+        local_adam: a :class:`LocalAdam`: each learner's Adam runs before compression, and its updates travel, in all modes. The
+            optimiser is then ``torch.optim.SGD`` without momentum. For where Adam on compressed gradients lags behind.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Hook:
         scaler=None,
         time_limit=None,
         threads=1,
+        local_adam=None,
     ):
         if mode not in MODES:
             raise ValueError(f"mode {mode!r}; expected one of {MODES}")
@@ -66,6 +70,12 @@ class Hook:
             time_limit = timedelta(seconds=time_limit)
         if time_limit is not None and time_limit <= timedelta(0):
             raise ValueError(f"time_limit {time_limit}; expected more than 0")
+        if local_adam is not None and not isinstance(local_adam, LocalAdam):
+            raise TypeError(f"local_adam is {type(local_adam).__name__}; expected adacomp.torch.LocalAdam(...)")
+        if local_adam is not None and scaler is not None:
+            raise ValueError(
+                "local_adam does not go with a GradScaler, whose scale would make Adam's updates overflow; use bfloat16"
+            )
         self.mode, self.strategy, self.scaler = mode, strategy, scaler
         self._options = dict(
             mode=mode,
@@ -74,6 +84,7 @@ class Hook:
             time_limit=time_limit,
             threads=threads,
             soft_threshold=soft_threshold,
+            local_adam=local_adam,
         )
         self._policy = dict(
             conv=conv,

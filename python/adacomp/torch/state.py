@@ -4,6 +4,8 @@ import torch
 
 TEXT = "adacomp"
 RESIDUAL, OWNER = "residual.", "owner."
+# Those of `local_adam`: how many steps they are of, and both by parameter.
+STEPS, MOMENTS = "adam.steps", ("adam.first.", "adam.second.")
 
 
 def save(engine, consolidate):
@@ -18,14 +20,47 @@ def save(engine, consolidate):
             saved[RESIDUAL + name] = _shaped(torch.from_numpy(residuals[name]).reshape(-1), parameter)
     # Shares of parameters are flat.
     saved.update({OWNER + name: torch.from_numpy(values) for name, values in owner.items()})
+    if engine.moments:
+        saved.update(_save_moments(engine, consolidate))
     return saved
 
 
 def load(engine, states):
     parameters = dict(zip(engine.layout.names, engine.parameters))
-    states = [_read(state, parameters) for state in states]
-    engine.exchange.load(states)
+    if any(STEPS in state for state in states) and not engine.moments:
+        raise ValueError("the state has Adam's moments: attach with local_adam=adacomp.torch.LocalAdam()")
+    engine.exchange.load([_read(state, parameters) for state in states])
     engine.path.take()
+    if engine.moments:
+        _load_moments(engine, [state for state in states if STEPS in state])
+
+
+def _save_moments(engine, consolidate):
+    saved = {STEPS: torch.tensor(engine.moments.steps)}
+    for number, (name, parameter) in enumerate(zip(engine.layout.names, engine.parameters)):
+        kept = engine.moments.kept.get(number)
+        if kept is None and not consolidate:
+            continue
+        for key, moment in zip(MOMENTS, kept or [torch.zeros(parameter.numel(), device=parameter.device)] * 2):
+            moment = moment.cpu() if moment.device.type != "cpu" else moment.clone()
+            if consolidate:
+                engine.collective.wait(engine.collective.start_sum(moment))
+                moment /= engine.learners
+            saved[key + name] = _shaped(moment, parameter)
+    return saved
+
+
+def _load_moments(engine, states):
+    """This learner's own, or where there is another number of learners, the average of all."""
+    if len(states) == engine.learners:
+        states = [states[engine.collective.learner]]
+    engine.moments.steps = max((int(state[STEPS]) for state in states), default=0)
+    engine.moments.kept.clear()
+    for number, (name, parameter) in enumerate(zip(engine.layout.names, engine.parameters)):
+        have = [state for state in states if MOMENTS[0] + name in state]
+        if have:
+            averages = (sum(_flat(state[key + name].cpu(), parameter) for state in have) / len(states) for key in MOMENTS)
+            engine.moments.kept[number] = tuple(average.to(parameter.device, torch.float32) for average in averages)
 
 
 def _read(state, parameters):

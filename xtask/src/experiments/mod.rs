@@ -1,5 +1,6 @@
 //! `cargo xtask experiments`: the studies in `experiments/`, their results, and the documents made of these.
 
+mod browser;
 mod figures;
 mod report;
 mod results;
@@ -43,6 +44,11 @@ pub(crate) fn report() -> Result {
 /// Whether the documents are what the results give.
 pub(crate) fn check() -> Result {
     report::written()?.check()
+}
+
+/// Whether a browser draws all figures.
+pub(crate) fn check_in_browser() -> Result {
+    browser::check()
 }
 
 /// Says what there is and what is missing.
