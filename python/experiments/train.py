@@ -63,15 +63,15 @@ def arguments():
         "--compress",
         choices=["gradients", "updates"],
         default="gradients",
-        help="what travels: with `updates`, what each learner's Adam makes",
+        help="what travels: with `updates`, what each learner's Adam makes, also if it is dense",
     )
     parser.add_argument("--outlier-step", type=int, help="in this step a bin of learner 0's largest layer is far too large")
     parser.add_argument("--outlier-factor", type=float, default=1e4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="a folder for progress")
     options = parser.parse_args()
-    if options.compress == "updates" and (options.optimizer != "adam" or options.scheme == "dense"):
-        parser.error("--compress updates is for --optimizer adam and a scheme that compresses")
+    if options.compress == "updates" and options.optimizer != "adam":
+        parser.error("--compress updates is for --optimizer adam")
     if options.optimizer == "adam" and options.weight_decay:
         parser.error("--weight-decay is for --optimizer sgd")
     return options
@@ -183,8 +183,8 @@ class Run:
         inputs, targets = self.data.train(samples, random)
         options = self.options
         outlier = self.step == options.outlier_step
-        together = self.compressed is None and not self.apart and not outlier and options.local_clip is None
-        parts = 1 if together else options.learners
+        apart = self.apart or self.compressed or self.moments or outlier or options.local_clip is not None
+        parts = options.learners if apart else 1
         gradients, losses = [], []
         for own_inputs, own_targets in zip(inputs.chunk(parts), targets.chunk(parts)):
             scores = self.model(own_inputs)

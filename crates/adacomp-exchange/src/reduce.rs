@@ -64,6 +64,7 @@ impl Rounds for Reduce {
         contents: &[&[u8]],
     ) -> Result<(), Fault> {
         let (learner, position) = (member.learner, member.position);
+        let mut longest = 0;
         take_layers(setting, std::slice::from_mut(member), contents, |_, index, layer, contents| {
             let share = setting.share(layer, learner);
             if setting.is_whole(layer) {
@@ -74,10 +75,15 @@ impl Rounds for Reduce {
                 selected.clear();
                 decode_range(bytes, share.clone(), layer, selected)
                     .map_err(|cause| Fault { sender, cause: cause.into() })?;
+                longest = selected.len().max(longest);
             }
-            add_signs(&self.selected, share, slot(slot(&mut self.sums, position), index));
+            let sums = slot(slot(&mut self.sums, position), index);
+            add_signs(&self.selected, share, sums);
+            give_back(sums, sums.len());
             Ok(())
-        })
+        })?;
+        self.selected.iter_mut().for_each(|selected| give_back(selected, longest));
+        Ok(())
     }
 
     fn take_all(
@@ -96,7 +102,12 @@ impl Rounds for Reduce {
                     *slot(&mut self.scales, index) = scale;
                     agree_on(scale, layer, members)
                 }
-                (false, _) => take_sums(setting, layer, contents, slot(&mut self.results, index)),
+                (false, _) => {
+                    let results = slot(&mut self.results, index);
+                    take_sums(setting, layer, contents, results)?;
+                    give_back(results, results.len());
+                    Ok(())
+                }
             }
         })?;
         Ok(None)
@@ -118,6 +129,13 @@ impl Rounds for Reduce {
                 }
             });
         }
+    }
+}
+
+/// Gives memory back that only the first steps needed, whose selections are several times longer.
+fn give_back<T>(entries: &mut Vec<T>, longest: usize) {
+    if entries.capacity() > 2 * longest + 2048 {
+        entries.shrink_to(longest + longest / 4);
     }
 }
 
