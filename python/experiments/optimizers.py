@@ -56,15 +56,14 @@ class Adam(Follower):
         super().step(updates(self.moments, gradients, squared), learning_rate, None)
 
     def state(self):
-        return self.moments.steps, self.moments.kept
+        return self.moments.kept
 
     def load(self, state):
-        self.moments.steps, self.moments.kept = state
+        self.moments.kept = state
 
 
 def updates(moments, gradients, squared=None):
     """What Adam makes of all gradients of a step."""
-    moments.begin_step()
     squared = gradients if squared is None else squared
     return [moments.update(number, *pair) for number, pair in enumerate(zip(gradients, squared))]
 

@@ -197,10 +197,11 @@ class Run:
             layer[first : first + options.matrix_bin] *= options.outlier_factor
         if options.local_clip is not None:
             gradients = [clipped(gradient, options.local_clip) for gradient in gradients]
-        if self.moments and all(layer.isfinite().all() for gradient in gradients for layer in gradient):
-            own = zip(self.moments, gradients)
-            gradients = [updates(moments, clipped(gradient, options.clip)) for moments, gradient in own]
-        if self.compressed:
+        if self.moments:
+            gradients = self.local_updates(gradients)
+        if gradients is None:
+            average = None
+        elif self.compressed:
             average = self.compressed.exchange(gradients)
         else:
             average = dense_average(gradients)
@@ -212,6 +213,13 @@ class Run:
             self.optimizer.step(clipped(average, limit), self.learning_rate(), clipped(squared, limit))
         self.step += 1
         return sum(losses) / len(losses)
+
+    def local_updates(self, gradients):
+        """What each learner's Adam makes of its gradient; nothing if one is not finite."""
+        if not all(layer.isfinite().all() for gradient in gradients for layer in gradient):
+            return None
+        own = zip(self.moments, gradients)
+        return [updates(moments, clipped(gradient, self.options.clip)) for moments, gradient in own]
 
     def learning_rate(self):
         if self.options.schedule == "constant":
@@ -248,7 +256,7 @@ class Run:
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state(),
-            "moments": [(moments.steps, moments.kept) for moments in self.moments],
+            "moments": [moments.kept for moments in self.moments],
             "compressed": self.compressed and self.compressed.state(),
             "step": self.step,
             "dropped": self.dropped,
@@ -265,7 +273,7 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load(state["optimizer"])
         for moments, saved in zip(self.moments, state["moments"]):
-            moments.steps, moments.kept = saved
+            moments.kept = saved
         if self.compressed:
             self.compressed.load(state["compressed"])
         self.step, self.dropped = state["step"], state["dropped"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
-from training import assert_replicas, attach, batch, make, train, weights
+from training import PATHS, STRATEGIES, Net, assert_replicas, attach, batch, make, train, weights
 
 import adacomp.torch
 from adacomp.torch import LocalAdam
@@ -52,54 +52,134 @@ def test_without_compression_all_follow_the_mean(learners):
     learners(2).run(averaged)
 
 
-def resumed(strategy, buckets):
-    """Going on from what was saved, with other buckets, gives the same bits."""
+def saved(folder, on_host, strategy):
+    """Trains, saves, and trains on; the weights then."""
     model = make()
-    hook = attach(model, strategy=strategy, local_adam=LocalAdam())
+    hook = attach(model, on_host, strategy=strategy, local_adam=LocalAdam())
     train(model, 6, follower(model))
-    state, module = hook.state_dict(), {name: values.clone() for name, values in model.module.state_dict().items()}
-    expected = train(model, 6, follower(model), start=6)
+    torch.save(hook.state_dict(), f"{folder}/{dist.get_rank()}.pt")
+    torch.save(hook.state_dict(consolidate=True), f"{folder}/all.pt")
+    torch.save(model.module.state_dict(), f"{folder}/model.pt")
+    train(model, 6, follower(model), start=6)
     assert_replicas(model)
-
-    again = make(seed=99, bucket_cap_mb=buckets)
-    again.module.load_state_dict(module)
-    hook = attach(again, strategy=strategy, local_adam=LocalAdam())
-    hook.load_state_dict(state)
-    assert torch.equal(train(again, 6, follower(again), start=6), expected)
-    # One copy for all has the mean.
-    whole = hook.state_dict(consolidate=True)
-    assert whole["adam.steps"] == 12 and whole["adam.second.fc1.weight"].shape == model.module.fc1.weight.shape
-    hook.load_state_dict(whole)
-    train(again, 2, follower(again), start=12)
-    assert_replicas(again)
+    return weights(model)
 
 
-@pytest.mark.parametrize("strategy", ["gather", "sharded"])
-def test_resume_gives_the_same_bits(learners, strategy):
-    learners(2).run(resumed, strategy, 25)
+def resumed(folder, on_host, strategy, files):
+    """Goes on with other buckets."""
+    model = make(seed=99, bucket_cap_mb=25)
+    model.module.load_state_dict(torch.load(f"{folder}/model.pt"))
+    hook = attach(model, on_host, strategy=strategy, local_adam=LocalAdam())
+    hook.load_state_dict([torch.load(f"{folder}/{file}.pt") for file in files])
+    train(model, 6, follower(model), start=6)
+    assert_replicas(model)
+    return weights(model)
 
 
-def poisoned():
-    """A gradient that is not finite leaves both moments as they were, and all learners go on."""
+@PATHS
+@STRATEGIES
+def test_resume_gives_the_same_bits(learners, tmp_path, on_host, strategy):
+    expected = learners(2).run(saved, str(tmp_path), on_host, strategy)
+    # Whatever order their states are in.
+    found = learners(2).run(resumed, str(tmp_path), on_host, strategy, [1, 0])
+    assert all(torch.equal(weights, expected[0]) for weights in found)
+
+
+def test_another_number_of_learners_has_the_mean(learners, tmp_path):
+    learners(2).run(saved, str(tmp_path), None, "gather")
+    ways = [learners(4).run(resumed, str(tmp_path), None, "gather", files)[0] for files in (["all"], [0, 1])]
+    assert torch.allclose(*ways, atol=1e-5)
+    own, whole = (torch.load(tmp_path / f"{name}.pt") for name in (0, "all"))
+    assert whole["adam.steps.fc1.weight"] == 6 and own["adam.first.fc1.weight"].shape == whole["adam.first.fc1.weight"].shape
+
+
+def kept(hook):
+    return {name: values for name, values in hook.state_dict().items() if name != "adacomp"}
+
+
+def poisoned(on_host):
+    """One element of one learner's gradient that is not finite: its parameter's moments and residual stay as they were."""
     model = make()
-    hook = attach(model, local_adam=LocalAdam())
+    hook = attach(model, on_host, local_adam=LocalAdam())
     optimizer = follower(model)
     train(model, 3, optimizer)
-    before = weights(model)
+    before = kept(hook)
+    handle = model.module.fc1.weight.register_hook(spoiled)
     images, labels = batch(3)
-    if dist.get_rank() == 1:
-        images = images * torch.nan
     optimizer.zero_grad()
     cross_entropy(model(images), labels).backward()
+    handle.remove()
     assert all(bool(parameter.grad.isnan().all()) for parameter in model.parameters())
-    assert all(bool(values.isfinite().all()) for values in hook.state_dict().values())
+    after = kept(hook)
+    assert all(bool(values.isfinite().all()) for values in after.values())
+    if dist.get_rank() == 1:
+        own = [name for name in after if name.endswith("fc1.weight")]
+        assert len(own) == 4 and all(torch.equal(after[name], before[name]) for name in own)
     train(model, 3, optimizer, start=4)
     assert_replicas(model)
-    assert bool(weights(model).isfinite().all()) and not torch.equal(weights(model), before)
+    assert bool(weights(model).isfinite().all())
 
 
-def test_a_bad_gradient_does_not_poison_moments(learners):
-    learners(2).run(poisoned)
+def spoiled(gradient):
+    gradient = gradient.clone()
+    if dist.get_rank() == 1:
+        gradient[3, 5] = torch.inf
+    return gradient
+
+
+@PATHS
+def test_a_bad_gradient_does_not_poison_moments(learners, on_host):
+    learners(2).run(poisoned, on_host)
+
+
+class Half(Net):
+    def __init__(self):
+        super().__init__()
+        self.to(torch.bfloat16)
+
+    def forward(self, x):
+        return super().forward(x.to(torch.bfloat16)).float()
+
+
+def in_half():
+    """Moments are float32 whatever gradients are."""
+    model = make(Half)
+    hook = attach(model, local_adam=LocalAdam())
+    train(model, 5, follower(model))
+    assert_replicas(model)
+    assert all(values.dtype is torch.float32 for name, values in kept(hook).items() if "adam.second" in name)
+
+
+def test_bfloat16(learners):
+    learners(2).run(in_half)
+
+
+class Late(Net):
+    """A layer that is used from the third step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.late, self.calls = torch.nn.Linear(10, 200, bias=False), 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = super().forward(x)
+        return x + self.late(x)[:, :10] if self.calls > 2 else x
+
+
+def used_late():
+    """Its first step is as long as Adam's first steps are."""
+    model = make(Late, find_unused_parameters=True)
+    hook = attach(model, mode="off", local_adam=LocalAdam())
+    before = model.module.late.weight.detach().clone()
+    train(model, 3, follower(model))
+    moved = (model.module.late.weight.detach() - before).abs().max()
+    assert hook.state_dict()["adam.steps.late.weight"] == 1
+    assert 0.5 * RATE < moved < 1.01 * RATE, moved
+
+
+def test_steps_are_counted_by_parameter(learners):
+    learners(2).run(used_late)
 
 
 def mismatched():
@@ -113,15 +193,24 @@ def test_learners_must_agree(learners):
 
 
 def without():
-    model = make()
-    hook = attach(model, local_adam=LocalAdam())
-    train(model, 2, follower(model))
-    state = hook.state_dict()
+    """Neither moments nor residuals of another kind are taken for something else."""
+    states = []
+    for local_adam in (LocalAdam(), None):
+        model = make()
+        hook = attach(model, local_adam=local_adam)
+        train(model, 2, follower(model))
+        states.append(hook.state_dict())
     with pytest.raises(ValueError, match="attach with local_adam"):
-        attach(make()).load_state_dict(state)
+        attach(make()).load_state_dict(states[0])
+    hook = attach(make(), local_adam=LocalAdam())
+    with pytest.raises(ValueError, match="attach without local_adam"):
+        hook.load_state_dict(states[1])
+    del states[0]["adam.second.fc1.weight"]
+    with pytest.raises(ValueError, match=r"adam\.second\.fc1\.weight is missing"):
+        hook.load_state_dict(states[0])
 
 
-def test_moments_are_not_left_behind(learners):
+def test_states_of_another_kind_are_refused(learners):
     learners(2).run(without)
 
 

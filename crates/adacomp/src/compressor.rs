@@ -372,7 +372,7 @@ impl Compressor {
     }
 
     /// Bytes that the section of a layer of selected elements would have taken with another code, or with the same, in the last
-    /// committed step in which it selected something: for comparisons. None if its residual was looked at since.
+    /// committed step: for comparisons. None if it selected nothing in that step, or its residual was looked at since.
     pub fn last_bytes(&self, layer: usize, codec: Codec) -> Option<usize> {
         let (Store::Bins(residual, _) | Store::TopK(residual, _)) = &self.layers[layer].store else {
             return None;

@@ -9,7 +9,7 @@
 
 use crate::gradient::Gradient;
 use crate::kernel::{Kernel, Run};
-use crate::packet::{Lately, Packet, Selected, Sparse, make_room};
+use crate::packet::{Lately, Packet, Selected, Sparse};
 use crate::policy::MAX_BIN;
 use crate::scale::Scale;
 use crate::topk;
@@ -138,11 +138,7 @@ impl Residual {
         whole.select_on_threads(rule, bins.div_ceil(threads), workers);
         self.selection.selected.clear();
         let selected = workers.iter().map(|worker| worker.selected.as_slice());
-        self.lately.count(selected.clone().map(<[_]>::len).sum(), 0, &mut self.selection.selected);
-        for selected in selected {
-            make_room(&mut self.selection.selected, selected.len());
-            self.selection.selected.extend_from_slice(selected);
-        }
+        self.keep(selected);
         self.pending = Pending::Selection;
 
         let (scale, bad_bins) = rule.scale.of(&maxima, &mut scratch.sorted);
@@ -168,12 +164,22 @@ impl Residual {
         bad
     }
 
+    /// Has the empty selection be these, one after the other.
+    fn keep<'a>(&mut self, parts: impl Iterator<Item = &'a [Selected]> + Clone) {
+        let (length, selected) = (parts.clone().map(<[_]>::len).sum(), &mut self.selection.selected);
+        self.lately.count(length, 0, selected);
+        if selected.capacity() < length {
+            selected.reserve_exact(length + length / 8);
+        }
+        parts.for_each(|part| selected.extend_from_slice(part));
+    }
+
     /// Sends what was selected elsewhere, or nothing. The residual here stays as it is.
     pub(crate) fn take_selection(&mut self, scale: f32, selected: &[Selected]) {
         debug_assert_eq!(self.pending, Pending::Nothing);
         self.settle();
         self.selection.values = [scale, -scale];
-        self.selection.selected.extend_from_slice(selected);
+        self.keep(std::iter::once(selected));
         self.pending = Pending::Elsewhere;
     }
 

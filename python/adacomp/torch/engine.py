@@ -55,7 +55,7 @@ class Engine:
         # Those of the handshake.
         self.collective.forget_lengths()
         # Parameters that no learner has used in a step do not get the average, so they must not send.
-        self._unused_may_be = unused_may_be = ddp.find_unused_parameters or ddp.static_graph
+        unused_may_be = ddp.find_unused_parameters or ddp.static_graph
         self.path = path_for(self.device, self.exchange, self.layout, options["soft_threshold"], unused_may_be, on_host)
         # With `local_adam`: those of this learner's gradient.
         self.moments = Moments(options["local_adam"]) if options["local_adam"] else None
@@ -79,8 +79,6 @@ class Engine:
         if self._step is not None:
             raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
         self._scaled = scaled
-        if self.moments:
-            self.moments.begin_step()
         try:
             compress = self.auto.begin(now) if self.auto else self.options["mode"] == "on"
             if compress or self.keeps:
@@ -95,10 +93,10 @@ class Engine:
     def reduce(self, bucket):
         """Has a bucket averaged, in place; the future of its buffer."""
         self._check()
-        layers = self._layers(bucket)
+        layers = self._layers(bucket) if self.moments or self._step else None
         if self.moments:
-            parts = bucket.buffer().split([self.layout.elements[layer] for layer in layers])
-            self.moments.apply(zip(layers, parts), self._unused_may_be)
+            parts = bucket.buffer().split([self.parameters[layer].numel() for layer in layers])
+            self.moments.apply(zip(layers, parts))
         if self._step is None:
             return plain(bucket, self.group)
         future = torch.futures.Future(devices=[self.device] if self._stream else None)
@@ -187,9 +185,9 @@ class Engine:
     def _note_dropped(self):
         self.counts.dropped += 1
         if self.counts.dropped == 1 and not self._scaled:
+            advice = "" if self.moments else "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
             logger.warning(
-                "a gradient is not finite: all learners get NaN, as with plain DDP, and residuals keep what they had. "
-                "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
+                "a gradient is not finite: all learners get NaN, as with plain DDP, and residuals keep what they had. %s", advice
             )
 
     def _log(self):

@@ -72,7 +72,7 @@ class Hook:
             raise ValueError(f"time_limit {time_limit}; expected more than 0")
         if local_adam is not None and not isinstance(local_adam, LocalAdam):
             raise TypeError(f"local_adam is {type(local_adam).__name__}; expected adacomp.torch.LocalAdam(...)")
-        if local_adam is not None and scaler is not None:
+        if local_adam is not None and scaler is not None and scaler.is_enabled():
             raise ValueError(
                 "local_adam does not go with a GradScaler, whose scale would make Adam's updates overflow; use bfloat16"
             )

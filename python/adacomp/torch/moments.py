@@ -30,30 +30,30 @@ class Moments:
     """Both moments of one learner's gradient, by the numbers of the parameters, in float32."""
 
     def __init__(self, rule=None):
-        self.rule, self.steps = rule or LocalAdam(), 0
+        self.rule = rule or LocalAdam()
+        # How many gradients of a parameter they are of, and both, flat.
         self.kept = {}
-
-    def begin_step(self):
-        self.steps += 1
 
     @torch.no_grad()
     def update(self, number, gradient, squared=None):
         """What Adam makes of a parameter's gradient, to be multiplied by the learning rate. The second moment can be that of
         another gradient, for experiments."""
-        if number not in self.kept:
-            self.kept[number] = tuple(torch.zeros_like(gradient, dtype=torch.float32) for _ in range(2))
-        first, second = self.kept[number]
-        beta, slow_beta = self.rule.betas
         gradient = gradient.float()
         squared = gradient if squared is None else squared.float()
+        steps, first, second = self.kept.get(number) or (0, torch.zeros_like(gradient), torch.zeros_like(gradient))
+        steps += 1
+        beta, slow_beta = self.rule.betas
         first.lerp_(gradient, 1 - beta)
         second.mul_(slow_beta).addcmul_(squared, squared, value=1 - slow_beta)
-        root = (second / (1 - slow_beta**self.steps)).sqrt_().add_(self.rule.eps)
-        return first.div(root).div_(1 - beta**self.steps)
+        self.kept[number] = steps, first, second
+        root = (second / (1 - slow_beta**steps)).sqrt_().add_(self.rule.eps)
+        return first.div(root).div_(1 - beta**steps)
 
-    def apply(self, parts, skip_unused):
-        """Has (number, gradient) pairs be updates, in place. One that is not finite is left as it is, for all to find; one that
-        has not been used, too."""
+    def apply(self, parts):
+        """Has (number, gradient) pairs be updates, in place. One that is zero everywhere has not been used, and stays so. One
+        that is not finite is so everywhere then: what is finite of it is no update, and residuals must not get it."""
         for number, gradient in parts:
-            if bool(gradient.isfinite().all()) and not (skip_unused and not gradient.any()):
+            if not bool(gradient.isfinite().all()):
+                gradient.fill_(torch.nan)
+            elif bool(gradient.any()):
                 gradient.copy_(self.update(number, gradient))

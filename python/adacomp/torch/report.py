@@ -87,6 +87,7 @@ def introduction(engine):
         f"AdaComp is attached: mode {engine.options['mode']}, {engine.options['strategy']} between {engine.learners} learners, "
         f"{sum(isinstance(way, int) for way in ways)} of {len(ways)} parameters ({100 * bins / max(total, 1):.1f}% of "
         f"{total:,} elements) are compressed"
+        + (", after each learner's own Adam: the optimiser must be SGD" if engine.moments else "")
     )
 
 
@@ -98,6 +99,8 @@ def describe(engine):
         f"  why: {why(engine)}",
         f"  steps: {counts.compressed} compressed, {counts.plain + counts.everything} dense, {counts.dropped} dropped",
     ]
+    if engine.moments:
+        lines.append("  local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")
     rate = _rate(counts.dense_bytes, counts.bytes_sent)
     if rate:
         lines.append(f"  sent in compressed steps: {counts.bytes_sent:,} bytes, {rate:.1f} times less than dense")

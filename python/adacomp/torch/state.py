@@ -4,8 +4,8 @@ import torch
 
 TEXT = "adacomp"
 RESIDUAL, OWNER = "residual.", "owner."
-# Those of `local_adam`: how many steps they are of, and both by parameter.
-STEPS, MOMENTS = "adam.steps", ("adam.first.", "adam.second.")
+# Those of `local_adam`, by parameter: how many gradients they are of, and both.
+STEPS, FIRST, SECOND = "adam.steps.", "adam.first.", "adam.second."
 
 
 def save(engine, consolidate):
@@ -27,40 +27,52 @@ def save(engine, consolidate):
 
 def load(engine, states):
     parameters = dict(zip(engine.layout.names, engine.parameters))
-    if any(STEPS in state for state in states) and not engine.moments:
-        raise ValueError("the state has Adam's moments: attach with local_adam=adacomp.torch.LocalAdam()")
-    engine.exchange.load([_read(state, parameters) for state in states])
+    read = [_read(state, parameters) for state in states]
+    saved_by_own = f"learner {engine.collective.learner} of {engine.learners},"
+    own = [state for state, (_, _, text) in zip(states, read) if saved_by_own in text]
+    moments = _read_moments(engine, own or states)
+    engine.exchange.load(read)
     engine.path.take()
     if engine.moments:
-        _load_moments(engine, [state for state in states if STEPS in state])
+        engine.moments.kept = moments
 
 
 def _save_moments(engine, consolidate):
-    saved = {STEPS: torch.tensor(engine.moments.steps)}
+    """This learner's, or the average of all learners'."""
+    saved = {}
     for number, (name, parameter) in enumerate(zip(engine.layout.names, engine.parameters)):
-        kept = engine.moments.kept.get(number)
-        if kept is None and not consolidate:
-            continue
-        for key, moment in zip(MOMENTS, kept or [torch.zeros(parameter.numel(), device=parameter.device)] * 2):
-            moment = moment.cpu() if moment.device.type != "cpu" else moment.clone()
-            if consolidate:
-                engine.collective.wait(engine.collective.start_sum(moment))
-                moment /= engine.learners
-            saved[key + name] = _shaped(moment, parameter)
+        steps, *both = engine.moments.kept.get(number) or (0, *(torch.zeros(parameter.numel()) for _ in range(2)))
+        both = [moment.to("cpu", copy=True) for moment in both]
+        steps = torch.tensor([steps])
+        if consolidate:
+            for tensor in (steps, *both):
+                engine.collective.wait(engine.collective.start_sum(tensor))
+            steps, both = steps // engine.learners, [moment / engine.learners for moment in both]
+        saved[STEPS + name] = steps
+        saved |= {key + name: _shaped(moment, parameter) for key, moment in zip((FIRST, SECOND), both)}
     return saved
 
 
-def _load_moments(engine, states):
-    """This learner's own, or where there is another number of learners, the average of all."""
-    if len(states) == engine.learners:
-        states = [states[engine.collective.learner]]
-    engine.moments.steps = max((int(state[STEPS]) for state in states), default=0)
-    engine.moments.kept.clear()
-    for number, (name, parameter) in enumerate(zip(engine.layout.names, engine.parameters)):
-        have = [state for state in states if MOMENTS[0] + name in state]
-        if have:
-            averages = (sum(_flat(state[key + name].cpu(), parameter) for state in have) / len(states) for key in MOMENTS)
-            engine.moments.kept[number] = tuple(average.to(parameter.device, torch.float32) for average in averages)
+def _read_moments(engine, states):
+    """By number of the parameter: those of one state, or the average of those of several."""
+    have = any(key.startswith(STEPS) for state in states for key in state)
+    if have and not engine.moments:
+        raise ValueError("the state has Adam's moments: attach with local_adam=adacomp.torch.LocalAdam()")
+    if engine.moments and not have:
+        raise ValueError("the state has no moments of Adam, and its residuals are of gradients: attach without local_adam")
+    moments = {}
+    for number, (name, parameter) in enumerate(zip(engine.layout.names, engine.parameters) if have else ()):
+        for key in (STEPS, FIRST, SECOND):
+            shape = (1,) if key == STEPS else tuple(parameter.shape)
+            for state in states:
+                if key + name not in state or tuple(state[key + name].shape) != shape:
+                    raise ValueError(f"{key}{name} is missing in a state, or has another shape than {shape}")
+        steps = max(int(state[STEPS + name]) for state in states)
+        if steps:
+            both = (sum(_flat(state[key + name].cpu(), parameter) for state in states) for key in (FIRST, SECOND))
+            both = (moment.reshape(-1).to(parameter.device, torch.float32) / len(states) for moment in both)
+            moments[number] = (steps, *both)
+    return moments
 
 
 def _read(state, parameters):

@@ -40,6 +40,36 @@ fn sums_in_learner_order_then_divides() {
     }
 }
 
+/// Frames are read a few elements at a time while the average is made block by block: wherever these end, and over several steps
+/// with the same memory.
+#[test]
+fn averages_of_long_layers_are_what_was_sent() {
+    for (elements, bin) in [(30_000, 50), (30_000, 500), (4096 * 3, 4096), (5000, 1)] {
+        for codec in [Codec::Paper, Codec::Rice] {
+            let layout = one_layer(elements, bin);
+            let mut random = Random(elements as u64 + u64::from(bin));
+            let mut compressors: Vec<_> = (0..3).map(|_| Compressor::new(layout.clone())).collect();
+            let mut averager = Averager::new(layout);
+            let (mut frames, mut average) = (vec![Vec::new(); 3], vec![9.0; elements]);
+            for step in 0..4 {
+                for (learner, compressor) in compressors.iter_mut().enumerate() {
+                    let gradient = random.gradient(elements);
+                    compressor.compress(&[("weight", gradient.as_slice().into())]).unwrap();
+                    compressor.encode(codec, learner as u32, step, &mut frames[learner]).unwrap();
+                }
+                let outcome = averager.average(step, &frames, &mut [&mut average]).unwrap();
+                assert_eq!(outcome, Outcome::Averaged);
+                let sent: Vec<_> = compressors.iter().map(|compressor| sent(compressor, 0)).collect();
+                for (i, value) in average.iter().enumerate() {
+                    let sum = sent.iter().fold(0.0f32, |sum, sent| sum + sent[i]);
+                    assert_eq!(value.to_bits(), (sum * (1.0f32 / 3.0)).to_bits());
+                }
+                compressors.iter_mut().for_each(|compressor| compressor.commit().unwrap());
+            }
+        }
+    }
+}
+
 #[test]
 fn a_bad_frame_is_named_and_nothing_is_written() {
     let (_, good) = frames(3, 4, Codec::Rice);
