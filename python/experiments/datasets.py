@@ -13,11 +13,12 @@ from data import cifar10, folder_of, mnist  # noqa: E402
 class Pictures:
     """Pictures and their classes, with each channel's mean and deviation taken out; augmented ones are shifted and mirrored."""
 
-    def __init__(self, read, name, augment):
+    def __init__(self, read, name, augment, side):
         (images, self.labels), (test, self.test_labels) = (read(folder_of(name), train) for train in (True, False))
         mean, deviation = (getattr(images, what)((0, 2, 3), keepdim=True) for what in ("mean", "std"))
         self.images, self.test_images = (images - mean) / deviation, (test - mean) / deviation
-        self.augment = augment
+        # Pictures are shown larger where a model is made for larger ones.
+        self.augment, self.side = augment, side
         self.classes = 10
 
     def __len__(self):
@@ -27,10 +28,16 @@ class Pictures:
         images = self.images[samples]
         if self.augment:
             images = torch.stack([_shifted(image, random) for image in images])
-        return images, self.labels[samples]
+        return self._sized(images), self.labels[samples]
 
     def test(self):
-        return zip(self.test_images.split(500), self.test_labels.split(500))
+        parts = zip(self.test_images.split(100), self.test_labels.split(100))
+        return ((self._sized(images), labels) for images, labels in parts)
+
+    def _sized(self, images):
+        if self.side in (None, images.shape[-1]):
+            return images
+        return torch.nn.functional.interpolate(images, size=(self.side, self.side), mode="bilinear")
 
 
 def _shifted(image, random):
@@ -70,7 +77,7 @@ class Text:
         return rows[:, :-1], rows[:, 1:]
 
 
-def load(name, augment, length):
+def load(name, augment, length, side):
     if name == "shakespeare":
         return Text(length)
-    return Pictures({"mnist": mnist, "cifar10": cifar10}[name], name, augment)
+    return Pictures({"mnist": mnist, "cifar10": cifar10}[name], name, augment, side)

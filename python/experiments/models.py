@@ -20,6 +20,22 @@ def cnn(channels, side, widths, padding, hidden, outputs):
     return nn.Sequential(*layers, mlp(channels * side * side, hidden, outputs))
 
 
+def alexnet(side, outputs):
+    """AlexNet, for 224x224, or with smaller kernels and pools for 32x32."""
+    shapes, pool, left = {
+        32: ([(3, 2, 1), (3, 1, 1), (3, 1, 1), (3, 1, 1), (3, 1, 1)], 2, 2),
+        224: ([(11, 4, 2), (5, 1, 2), (3, 1, 1), (3, 1, 1), (3, 1, 1)], 3, 6),
+    }[side]
+    layers, channels = [], 3
+    for number, (width, shape) in enumerate(zip((64, 192, 384, 256, 256), shapes)):
+        layers += [nn.Conv2d(channels, width, *shape), nn.ReLU()]
+        if number not in (2, 3):
+            layers.append(nn.MaxPool2d(pool, 2))
+        channels = width
+    hidden = [nn.Dropout(), nn.Linear(256 * left * left, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), *hidden, nn.Linear(4096, outputs))
+
+
 class Lstm(nn.Module):
     def __init__(self, characters, hidden, layers):
         super().__init__()

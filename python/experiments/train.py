@@ -9,11 +9,12 @@ import argparse
 import json
 import math
 import time
+from itertools import islice
 from pathlib import Path
 
 import torch
 from datasets import load
-from models import Lstm, Transformer, cnn, mlp, resnet
+from models import Lstm, Transformer, alexnet, cnn, mlp, resnet
 from optimizers import Follower, make_optimizer, updates
 from torch.nn.functional import cross_entropy
 
@@ -26,10 +27,15 @@ MODELS = {
     "mnist-dnn": ("mnist", lambda classes: mlp(784, [400, 400], classes)),
     "mnist-cnn": ("mnist", lambda classes: cnn(1, 28, [32, 64], 0, [128], classes)),
     "cifar10-cnn": ("cifar10", lambda classes: cnn(3, 32, [32, 32, 64], 2, [], classes)),
-    "resnet18": ("cifar10", lambda classes: resnet(32, [2, 2, 2, 2], 1, classes)),
-    "resnet50": ("cifar10", lambda classes: resnet(32, [3, 4, 6, 3], 4, classes)),
     "shakespeare-lstm": ("shakespeare", lambda classes: Lstm(classes, 128, 2)),
     "shakespeare-transformer": ("shakespeare", lambda classes: Transformer(classes, 128, 4, 4, 64)),
+}
+
+# The same, for pictures of a side.
+LARGE = {
+    "alexnet": alexnet,
+    "resnet18": lambda side, classes: resnet(side, [2, 2, 2, 2], 1, classes),
+    "resnet50": lambda side, classes: resnet(side, [3, 4, 6, 3], 4, classes),
 }
 
 CHECKPOINT = "checkpoint.pt"
@@ -38,7 +44,8 @@ FRAME_BYTES = 36
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", choices=MODELS)
+    parser.add_argument("recipe", choices=[*MODELS, *LARGE])
+    parser.add_argument("--side", type=int, choices=[32, 224], default=32, help="of the pictures of large models")
     parser.add_argument("--scheme", choices=["dense", "adacomp", "local-selection", "top-k"], default="adacomp")
     parser.add_argument("--strategy", choices=["gather", "reduce", "sharded"], default="gather")
     parser.add_argument("--owner-divisor", type=int, default=1, help="how many times shorter the bins of sharded's owners are")
@@ -46,6 +53,8 @@ def arguments():
     parser.add_argument("--minibatch", type=int, default=128, help="samples in a step, over all learners")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, help="end earlier")
+    parser.add_argument("--trace", type=int, help="test every so many steps, not only after an epoch")
+    parser.add_argument("--test-parts", type=int, help="test with so many parts of the test data only, of a hundred samples each")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
@@ -143,8 +152,11 @@ class Compressed:
 class Run:
     def __init__(self, options):
         self.options = options
-        name, make = MODELS[options.recipe]
-        self.data = load(name, options.recipe.startswith("resnet"), 64 if "transformer" in options.recipe else 50)
+        large = options.recipe in LARGE
+        name, make = (
+            ("cifar10", lambda classes: LARGE[options.recipe](options.side, classes)) if large else MODELS[options.recipe]
+        )
+        self.data = load(name, large, 64 if "transformer" in options.recipe else 50, options.side if large else None)
         torch.manual_seed(options.seed)
         self.model = make(self.data.classes)
         self.parameters = list(self.model.parameters())
@@ -175,8 +187,13 @@ class Run:
                 losses.append(self.one_step(samples, random))
                 if self.step == self.steps:
                     break
+                if self.options.trace and self.step % self.options.trace == 0:
+                    self.test(sum(losses) / len(losses))
+                    self.model.train()
+                    losses = []
             self.seconds += time.perf_counter() - start
-            self.end_epoch(sum(losses) / len(losses))
+            self.test(sum(losses) / len(losses))
+            self.save()
         return self.result()
 
     def one_step(self, samples, random):
@@ -227,10 +244,11 @@ class Run:
         return self.options.learning_rate * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
 
     @torch.no_grad()
-    def end_epoch(self, train_loss):
+    def test(self, train_loss):
+        """Adds a line to the history."""
         self.model.eval()
         loss, wrong, count = 0.0, 0, 0
-        for inputs, targets in self.data.test():
+        for inputs, targets in islice(self.data.test(), self.options.test_parts):
             scores, targets = self.model(inputs).flatten(0, -2), targets.flatten()
             loss += cross_entropy(scores, targets, reduction="sum").item()
             wrong += int((scores.argmax(1) != targets).sum())
@@ -240,7 +258,6 @@ class Run:
             epoch["residual_norm"] = self.compressed.residual_norm()
         self.history.append(epoch)
         print(f"epoch {len(self.history)}: {json.dumps(epoch)}", flush=True)
-        self.save()
 
     def result(self):
         last = self.history[-1]

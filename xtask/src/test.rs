@@ -113,7 +113,31 @@ fn first_command() -> Result {
 
 fn documentation() -> Result {
     run(cargo(&["doc"]).args(WORKSPACE).arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings"))?;
+    readme_commands()?;
     network::check().and_then(|()| experiments::check())
+}
+
+/// Commands of the README that other steps run, each with what it needs.
+const RUN_ELSEWHERE: [&str; 4] = [
+    "cargo run --release",
+    "cargo xtask test",
+    "pip install ./python",
+    "torchrun --nproc-per-node 2 python/examples/ddp_mnist.py",
+];
+
+/// Runs all others.
+fn readme_commands() -> Result {
+    let readme = root().join("README.md");
+    let text = std::fs::read_to_string(&readme).map_err(|error| format!("{}: {error}", readme.display()))?;
+    let shell = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let commands: Vec<&str> = shell.flat_map(str::lines).collect();
+    if let Some(missing) = RUN_ELSEWHERE.iter().find(|command| !commands.contains(command)) {
+        return Err(format!("the README does not have `{missing}` any more"));
+    }
+    for line in commands.iter().filter(|command| !RUN_ELSEWHERE.contains(command)) {
+        run(&mut command("sh", &["-c", line]))?;
+    }
+    Ok(())
 }
 
 /// The unsafe kernels and the decoder under valgrind.
@@ -142,12 +166,14 @@ fn fuzzing() -> Result {
 
 /// That the benchmarks run and say what they promise; their numbers mean nothing in this short form.
 fn benchmarks() -> Result {
-    for (bench, keys) in [
-        ("limit", &["op", "kernel", "bin", "len", "ratio_to_limit"][..]),
-        ("wire", &["codec", "density", "bytes", "floor_bytes", "ratio_to_floor"]),
+    for (package, bench, keys) in [
+        ("adacomp", "limit", &["op", "kernel", "bin", "len", "ratio_to_limit"][..]),
+        ("adacomp", "wire", &["codec", "density", "bytes", "floor_bytes", "ratio_to_floor"]),
+        ("adacomp-exchange", "traffic", &["strategy", "learners", "bytes_sent", "bytes_received"]),
     ] {
-        let text =
-            output(&mut cargo(&["bench", "-p", "adacomp", "--bench", bench, "--", "--json", "--quick"]))?;
+        let text = output(
+            cargo(&["bench", "--locked", "-p", package, "--bench", bench]).args(["--", "--json", "--quick"]),
+        )?;
         let lines: Vec<_> = text.lines().filter(|line| line.starts_with('{')).collect();
         let complete = |line: &str| keys.iter().all(|key| line.contains(&format!("\"{key}\": ")));
         if lines.is_empty() || !lines.iter().all(|line| complete(line)) {

@@ -15,6 +15,11 @@ mod statistics;
 mod topk;
 mod wire;
 
+/// Has the code in the README of the whole project tested.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
 /// The building blocks of frames, for those who frame selections in their own way.
 pub mod codec {
     pub use crate::wire::bits::{BitReader, BitWriter};

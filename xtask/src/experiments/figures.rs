@@ -39,6 +39,7 @@ pub(super) fn draw(study: &Study, results: &Results) -> Option<String> {
         "outliers" => {
             histories(&groups, &["outlier-step", "local-clip", "scale"], &["test_error", "residual_norm"])
         }
+        "traces" => traces(&groups),
         "flat" => histories(&groups, &["strategy", "owner-divisor"], &["test_error"]),
         _ => return None,
     };
@@ -94,6 +95,26 @@ fn histories<'a>(
         Chart { title: what.replace('_', " "), x: linear("steps"), y: logarithmic(""), lines }
     };
     of.iter().copied().map(chart).collect()
+}
+
+/// The loss of each model in its first steps.
+fn traces(groups: &[Seeds<'_>]) -> Vec<Chart> {
+    let mut models: Vec<_> = groups.iter().map(|group| group.run.without(&["scheme", "seed"])).collect();
+    models.dedup();
+    let chart = |model| {
+        let own: Vec<_> =
+            groups.iter().filter(|group| group.run.without(&["scheme", "seed"]) == model).collect();
+        let run = own[0].run;
+        let title = format!(
+            "{}, {} pixels a side, training loss",
+            run.text("recipe"),
+            run.number("side").unwrap_or_default()
+        );
+        histories(own, &[], &["train_loss"])
+            .into_iter()
+            .map(move |chart| Chart { title: title.clone(), ..chart })
+    };
+    models.into_iter().flat_map(chart).collect()
 }
 
 /// A chart for each learning rate.
