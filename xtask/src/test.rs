@@ -121,7 +121,7 @@ fn documentation() -> Result {
 const RUN_ELSEWHERE: [&str; 4] = [
     "cargo run --release",
     "cargo xtask test",
-    "pip install ./python",
+    "pip install './python[torch]'",
     "torchrun --nproc-per-node 2 python/examples/ddp_mnist.py",
 ];
 

@@ -167,10 +167,10 @@ pub(crate) struct TrainingArguments {
     /// Samples in a step, over all learners
     #[arg(long, value_name = "N")]
     pub(crate) minibatch: Option<usize>,
-    /// How long to train
+    /// How long to train, in epochs
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     pub(crate) epochs: Option<usize>,
-    /// How long to train
+    /// How long to train, in steps, rather than in epochs
     #[arg(long, value_name = "N")]
     pub(crate) steps: Option<u64>,
     /// What changes the weights
@@ -215,7 +215,7 @@ pub(crate) struct TrainingArguments {
     /// How long to wait for other learners [default: 600]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) time_limit: Option<u64>,
-    /// The folder for checkpoints and reports [default: runs/RECIPE-1, -2, ...]
+    /// The folder for checkpoints and reports [default: runs/RECIPE-1, -2, ..., or runs/compare-RECIPE-1, ...]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Go on with the run in this folder

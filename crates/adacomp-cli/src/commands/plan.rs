@@ -148,6 +148,9 @@ fn recommend(predictions: &[Prediction], setting: &Setting) -> (Way, String) {
 
 /// From which link on compression would pay.
 fn below(predictions: &[Prediction]) -> String {
+    if predictions.iter().any(|prediction| prediction.break_even == BreakEven::OnAnyLink) {
+        return "; it pays clearly only on slower links".to_owned();
+    }
     let links = predictions.iter().filter_map(|prediction| match prediction.break_even {
         BreakEven::Below(link) => Some(link),
         BreakEven::Never | BreakEven::OnAnyLink => None,

@@ -227,15 +227,15 @@ impl Exchange<'_> {
         let compressed = model.in_large_bins + model.in_small_bins;
         let residual = 4.0 * compressed;
         let message = model.selection + model.whole;
-        // A selected element takes four bytes in memory, and is there in this step and the last.
-        let selection = 8.0 * model.selected;
+        // A selected element takes four bytes in memory, and some room to grow.
+        let selection = 5.0 * model.selected;
         match way {
             Way::Dense => 0.0,
-            Way::Gather => residual + selection + learners * (2.0 * message + 4.0 * model.selected),
+            Way::Gather => residual + selection + (2.0 * learners + 2.0) * message,
             Way::Reduce => {
                 residual + selection + 4.0 * message + 16.0 * model.union(learners) * model.selected
             }
-            Way::Sharded => residual + 2.0 * selection + 4.0 * message + 3.0 * 4.0 * compressed / learners,
+            Way::Sharded => residual + 2.0 * selection + 4.0 * message + 2.0 * 4.0 * compressed / learners,
         }
     }
 
