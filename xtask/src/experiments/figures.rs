@@ -40,7 +40,11 @@ pub(super) fn draw(study: &Study, results: &Results) -> Option<String> {
             histories(&groups, &["outlier-step", "local-clip", "scale"], &["test_error", "residual_norm"])
         }
         "traces" => traces(&groups),
-        "flat" => histories(&groups, &["strategy", "owner-divisor"], &["test_error"]),
+        "flat" => {
+            let mut charts = histories(&groups, &["strategy", "owner-divisor"], &["test_error"]);
+            charts.push(price(&groups));
+            charts
+        }
         _ => return None,
     };
     Some(svg(&charts, 3))
@@ -129,6 +133,25 @@ fn adam(groups: &[Seeds<'_>]) -> Vec<Chart> {
         charts
     };
     rates.iter().flat_map(chart).collect()
+}
+
+/// Error over bytes: a point for each run, those of a strategy connected.
+fn price(groups: &[Seeds<'_>]) -> Chart {
+    let strategies = ["", "gather", "reduce", "sharded"].into_iter().map(|strategy| {
+        let own = groups.iter().filter(|group| group.run.text("strategy") == strategy);
+        let point = |group: &Seeds<'_>| {
+            let dense = || Some(ring(group.mean("/parameters")?, group.run.number("learners")?));
+            Some((group.mean("/received").or_else(dense)?, group.mean("/test_error")?))
+        };
+        let name = if strategy.is_empty() { "dense, ring" } else { strategy };
+        Line { name: name.to_owned(), points: own.filter_map(point).collect() }
+    });
+    Chart {
+        title: "test error, %, over bytes".to_owned(),
+        x: logarithmic("bytes that a learner receives in a step"),
+        y: linear("test error, %"),
+        lines: strategies.collect(),
+    }
 }
 
 /// A line over a setting for each strategy, of the runs with AdaComp.

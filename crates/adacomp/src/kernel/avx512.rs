@@ -40,25 +40,36 @@ fn by_size<const PLAIN: bool>(run: Run<'_>) {
     unsafe { cursor.finish() };
 }
 
+/// Where a bin's last vector begins, which of its lanes are in the bin, and which of these no other vector has. It overlaps the
+/// one before, because masks in memory take longer; a bin that is shorter than a vector needs them.
+#[inline(always)]
+fn last_vector(bin: usize) -> (usize, __mmask16, __mmask16) {
+    match bin.checked_sub(LANES) {
+        Some(at) => (at, !0, !0 << ((LANES - bin % LANES) % LANES)),
+        None => (0, !(!0 << bin), !(!0 << bin)),
+    }
+}
+
 /// Bins of up to four vectors, kept in registers between the two passes.
 #[target_feature(enable = "avx512f,popcnt")]
 fn small<const VECTORS: usize, const PLAIN: bool>(cursor: &mut Cursor<'_>) {
-    let last = lanes_left(cursor.bin - (VECTORS - 1) * LANES);
-    let lanes = |vector: usize| if vector + 1 == VECTORS { last } else { !0 };
+    let last = last_vector(cursor.bin);
+    let vector = |number: usize| if number + 1 == VECTORS { last } else { (number * LANES, !0, !0) };
     for _ in 0..cursor.bins() {
         let mut loaded = [(_mm512_setzero_ps(), _mm512_setzero_ps()); VECTORS];
         let mut peaks = _mm512_setzero_si512();
-        for (vector, loaded) in loaded.iter_mut().enumerate() {
-            cursor.prefetch(vector * LANES);
+        for (number, loaded) in loaded.iter_mut().enumerate() {
+            cursor.prefetch(number * LANES);
+            let (at, lanes, _) = vector(number);
             // SAFETY: the lanes are inside the bin.
-            *loaded = unsafe { load(cursor, vector * LANES, lanes(vector)) };
+            *loaded = unsafe { load(cursor, at, lanes) };
             peaks = _mm512_max_epu32(peaks, magnitude(loaded.0));
         }
         let peak = _mm512_reduce_max_epu32(peaks);
         if cursor.record(peak) {
-            for (vector, &(g, gradient)) in loaded.iter().enumerate() {
+            for (number, &(g, gradient)) in loaded.iter().enumerate() {
                 // SAFETY: the lanes are inside the bin, and its entries inside the reserved capacity.
-                unsafe { select::<PLAIN>(cursor, vector * LANES, lanes(vector), g, gradient, peak) };
+                unsafe { select::<PLAIN>(cursor, vector(number), g, gradient, peak) };
             }
         }
         cursor.advance();
@@ -69,10 +80,14 @@ fn small<const VECTORS: usize, const PLAIN: bool>(cursor: &mut Cursor<'_>) {
 #[target_feature(enable = "avx512f,popcnt")]
 fn large<const PLAIN: bool>(cursor: &mut Cursor<'_>) {
     let bin = cursor.bin;
+    let last = last_vector(bin);
     for _ in 0..cursor.bins() {
         // SAFETY: all lanes are inside the bin, and its entries inside the reserved capacity.
         unsafe {
+            // Before anything is stored, because it overlaps what is.
+            let (last_g, last_gradient) = load(cursor, last.0, !0);
             let mut peaks = [_mm512_setzero_si512(); 4];
+            peaks[3] = magnitude(last_g);
             let mut at = 0;
             while at + 4 * LANES <= bin {
                 for (vector, peak) in peaks.iter_mut().enumerate() {
@@ -80,8 +95,8 @@ fn large<const PLAIN: bool>(cursor: &mut Cursor<'_>) {
                 }
                 at += 4 * LANES;
             }
-            while at < bin {
-                peaks[0] = _mm512_max_epu32(peaks[0], magnitude(load(cursor, at, lanes_left(bin - at)).0));
+            while at < last.0 {
+                peaks[0] = _mm512_max_epu32(peaks[0], magnitude(load(cursor, at, !0).0));
                 at += LANES;
             }
             let [a, b, c, d] = peaks;
@@ -90,23 +105,18 @@ fn large<const PLAIN: bool>(cursor: &mut Cursor<'_>) {
 
             if cursor.record(peak) {
                 let mut at = 0;
-                while at < bin {
+                while at < last.0 {
                     cursor.prefetch(at);
-                    let lanes = lanes_left(bin - at);
-                    let (g, gradient) = load(cursor, at, lanes);
-                    select::<PLAIN>(cursor, at, lanes, g, gradient, peak);
+                    let (g, gradient) = load(cursor, at, !0);
+                    select::<PLAIN>(cursor, (at, !0, !0), g, gradient, peak);
                     at += LANES;
                 }
+                cursor.prefetch(at);
+                select::<PLAIN>(cursor, last, last_g, last_gradient, peak);
             }
         }
         cursor.advance();
     }
-}
-
-/// The lanes of a vector before which so many elements of the bin are left.
-#[inline(always)]
-fn lanes_left(left: usize) -> __mmask16 {
-    if left >= LANES { !0 } else { !(!0 << left) }
 }
 
 /// `G` and `dW` of one vector of the current bin, 0 in the other lanes.
@@ -124,23 +134,23 @@ unsafe fn load(cursor: &Cursor<'_>, at: usize, lanes: __mmask16) -> (__m512, __m
     }
 }
 
-/// Stores `G` of one vector and appends its selected elements.
+/// Stores `G` of one vector, which begins at an element of the bin and has some lanes in it, and appends the elements that are
+/// selected among those of its own.
 ///
 /// # Safety
-/// `lanes` must be inside the bin, and there must be room for a whole vector of entries at `next`.
+/// The lanes must be inside the bin, and there must be room for a whole vector of entries at `next`.
 #[inline]
 #[target_feature(enable = "avx512f,popcnt")]
 unsafe fn select<const PLAIN: bool>(
     cursor: &mut Cursor<'_>,
-    at: usize,
-    lanes: __mmask16,
+    (at, lanes, own): (usize, __mmask16, __mmask16),
     g: __m512,
     gradient: __m512,
     peak: u32,
 ) {
     let soft = if PLAIN { gradient } else { _mm512_mul_ps(_mm512_set1_ps(cursor.extra), gradient) };
     let h = magnitude(_mm512_add_ps(g, soft));
-    let not_zero = _mm512_mask_test_epi32_mask(lanes, magnitude(g), magnitude(g));
+    let not_zero = _mm512_mask_test_epi32_mask(own, magnitude(g), magnitude(g));
     let hits = _mm512_mask_cmpge_epu32_mask(not_zero, h, _mm512_set1_epi32(peak as i32));
     let twice = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     let entry = _mm512_set1_epi32((cursor.entry + 2 * at as u32) as i32);
