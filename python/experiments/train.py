@@ -185,7 +185,7 @@ class Run:
             losses = []
             for samples in order.split(self.options.minibatch)[: self.in_epoch]:
                 losses.append(self.one_step(samples, random))
-                if self.step == self.steps:
+                if self.step == self.steps or self.step % self.in_epoch == 0:
                     break
                 if self.options.trace and self.step % self.options.trace == 0:
                     self.test(sum(losses) / len(losses))
