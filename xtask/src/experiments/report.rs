@@ -16,10 +16,13 @@ pub(super) fn written() -> Result<Written<'static>> {
             _ => tables::table(study, &results),
         };
         page += &format!("<h2>{}</h2>\n<p>{}</p>\n{}", study.name, study.about, html(&part));
+        let path = root().join("docs/results").join(format!("{}.svg", study.name));
         if let Some(figure) = figures::draw(study, &results) {
             page += &figure;
             part += &format!("![{}](results/{}.svg)\n\n", study.about, study.name);
-            files.push((root().join("docs/results").join(format!("{}.svg", study.name)), figure));
+            files.push((path, figure));
+        } else if path.exists() {
+            return Err(format!("{}: there is nothing to draw any more, so remove it", path.display()));
         }
         if study.name != "main" {
             part = format!("\n{}\n{part}", study.about);
