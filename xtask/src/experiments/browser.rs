@@ -4,12 +4,12 @@ use crate::shell::{Result, command, root};
 use std::fs;
 use std::process::Stdio;
 
-/// Counts the figures that the browser has really laid out, each with points in it.
+/// Counts the figures that the browser has really laid out, each with points or lines in it.
 const COUNT: &str = "<script>
 document.body.dataset.drawn = [...document.querySelectorAll('svg')].filter((figure) => {
   const box = figure.getBoundingClientRect();
-  const points = [...figure.querySelectorAll('circle')].map((point) => point.getBoundingClientRect());
-  return box.width > 300 && box.height > 100 && points.some((point) => point.width > 2);
+  const marks = [...figure.querySelectorAll('circle, polyline')].map((mark) => mark.getBoundingClientRect());
+  return box.width > 300 && box.height > 100 && marks.some((mark) => mark.width > 2);
 }).length;
 </script>
 ";
