@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
-from training import assert_conserved, assert_replicas, attach, batch, gradient, local_gradient, make, train
-
-STRATEGIES = ["gather", "reduce", "sharded"]
+from training import PATHS, STRATEGIES, assert_conserved, assert_replicas, attach, give, make, train
 
 
 def off():
@@ -34,7 +31,7 @@ def replicas(mode, strategy, codec):
 
 
 @pytest.mark.parametrize("mode", ["on", "auto"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@STRATEGIES
 @pytest.mark.parametrize("count", [2, 4])
 def test_replicas_are_the_same_bits(learners, count, strategy, mode):
     for stats in learners(count).run(replicas, mode, strategy, "rice"):
@@ -49,24 +46,21 @@ def test_the_codec_of_the_paper(learners):
 
 
 def conservation(strategy, on_host, dense_steps):
-    """The learning rate is 0: everything that was given, and where it is after 50 steps."""
+    """Everything that was given, and where it is after 50 steps."""
     model = make()
     hook = attach(model, on_host, strategy=strategy)
-    given = received = 0
-    for step in range(50):
-        # Going dense now and then, as in the automatic mode.
+
+    def go_dense_now_and_then(step):
+        """As in the automatic mode."""
         hook._engine.options["mode"] = "off" if step in dense_steps else "on"
-        images, labels = batch(step)
-        given = given + local_gradient(model, images, labels).double()
-        model.zero_grad()
-        cross_entropy(model(images), labels).backward()
-        received = received + gradient(model).double()
+
+    given, received = give(model, 50, go_dense_now_and_then)
     assert received.abs().max() > 0.1
     assert_conserved(model, hook, given, received)
 
 
-@pytest.mark.parametrize("on_host", [True, False], ids=["native", "torch-operations"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@PATHS
+@STRATEGIES
 def test_nothing_is_lost(learners, strategy, on_host):
     for dense_steps in ((), (10, 11, 12, 30, 49)):
         learners(4).run(conservation, strategy, on_host, dense_steps)
@@ -88,6 +82,6 @@ def paths(strategy):
         assert torch.equal(state[name], other_state[name]), name
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@STRATEGIES
 def test_torch_operations_give_the_same_bits(learners, strategy):
     learners(2).run(paths, strategy)

@@ -19,6 +19,7 @@ from training import (
     attach,
     batch,
     everywhere,
+    give,
     gradient,
     local_gradient,
     make,
@@ -225,13 +226,7 @@ def reordering():
         return layers(bucket)
 
     hook._engine._layers = spy
-    given = received = 0
-    for step in range(10):
-        images, labels = batch(step)
-        given = given + local_gradient(model, images, labels)
-        model.zero_grad()
-        cross_entropy(model(images), labels).backward()
-        received = received + gradient(model)
+    given, received = give(model, 10)
     assert_conserved(model, hook, given, received)
     return len(seen), max(index for index, _ in seen) + 1
 
@@ -314,13 +309,7 @@ def channels_last():
     """Kernels that are stored in another order keep their residual in their own shape."""
     model = make(lambda: Net().to(memory_format=torch.channels_last))
     hook = attach(model)
-    given = received = 0
-    for step in range(6):
-        images, labels = batch(step)
-        given = given + local_gradient(model, images, labels)
-        model.zero_grad()
-        cross_entropy(model(images), labels).backward()
-        received = received + gradient(model)
+    given, received = give(model, 6)
     assert_conserved(model, hook, given, received)
     before = hook.state_dict()
     hook.load_state_dict(before)

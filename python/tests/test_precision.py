@@ -14,6 +14,7 @@ from training import (
     assert_replicas,
     attach,
     batch,
+    give,
     gradient,
     local_gradient,
     make,
@@ -26,16 +27,12 @@ def half(dtype, strategy, on_host):
     """A model whose weights and gradients are of 16 bits. Residuals are not. Some steps are dense."""
     model = make(lambda: Net().to(dtype))
     hook = attach(model, on_host, strategy=strategy)
-    given = received = 0
-    for step in range(20):
+
+    def go_dense_now_and_then(step):
         hook._engine.options["mode"] = "off" if step in (8, 9) else "on"
-        images, labels = batch(step)
-        images = images.to(dtype)
-        given = given + local_gradient(model, images, labels)
-        model.zero_grad()
-        cross_entropy(model(images), labels).backward()
-        assert next(model.parameters()).grad.dtype is dtype
-        received = received + gradient(model)
+
+    given, received = give(model, 20, go_dense_now_and_then, dtype)
+    assert next(model.parameters()).grad.dtype is dtype
     # What each step delivers is rounded to the format.
     assert_conserved(model, hook, given, received, 2e-3 if dtype is torch.float16 else 2e-2)
     assert hook.state_dict()["residual.fc1.weight"].dtype is torch.float32

@@ -4,9 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
-from training import assert_replicas, attach, batch, everywhere, make, residual_mean, train, weights
-
-STRATEGIES = ["gather", "reduce", "sharded"]
+from training import STRATEGIES, assert_replicas, attach, batch, everywhere, make, residual_mean, train, weights
 
 
 def run_and_save(folder, strategy, steps, form):
@@ -67,7 +65,7 @@ def resume(folder, strategy, steps, form, states, lazily=False):
     return result, mean
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@STRATEGIES
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_resuming_gives_the_same_bits(learners, tmp_path, strategy, form):
     reference = learners(2).run(run_and_save, str(tmp_path), strategy, 7, form)
@@ -78,7 +76,7 @@ def test_resuming_gives_the_same_bits(learners, tmp_path, strategy, form):
             assert torch.equal(expected, actual)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@STRATEGIES
 def test_another_number_of_learners_conserves_the_total(learners, tmp_path, strategy):
     (_, _, mean), _ = learners(2).run(run_and_save, str(tmp_path), strategy, 7, "pt")
     for states in ([0, 1], None):
@@ -139,6 +137,6 @@ def dense_after_resume(strategy):
     assert all(torch.equal(one, flat) for one in everywhere(flat))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@STRATEGIES
 def test_going_dense_takes_residuals_along(learners, strategy):
     learners(2).run(dense_after_resume, strategy)

@@ -106,6 +106,20 @@ def local_gradient(model, images, labels):
     return gradient(alone)
 
 
+def give(model, steps, before=lambda step: None, dtype=torch.float32):
+    """Steps that leave the weights as they are: the sums of what this learner gave, and of what it received."""
+    given = received = 0
+    for step in range(steps):
+        before(step)
+        images, labels = batch(step)
+        images = images.to(dtype)
+        given = given + local_gradient(model, images, labels).double()
+        model.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        received = received + gradient(model).double()
+    return given, received
+
+
 def residual_mean(model, hook):
     """The mean over learners of what they keep, flat like the model's weights. All learners must ask."""
     state = hook.state_dict(consolidate=True)

@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+#[path = "../tests/exchange/draw.rs"]
+mod draw;
+
 struct Settings {
     engine: String,
     learners: usize,
@@ -175,7 +178,13 @@ fn steps<C: Collective>(
     for step in exchange.protocol().step()..settings.steps {
         let gradients: Vec<Vec<Vec<f32>>> = hosted
             .clone()
-            .map(|learner| lengths.iter().map(|&length| gradient(learner, step, length)).collect())
+            .map(|learner| {
+                lengths
+                    .iter()
+                    .enumerate()
+                    .map(|(layer, &length)| draw::gradient(learner, step, layer, length))
+                    .collect()
+            })
             .collect();
         let stop_phase =
             settings.stop.as_ref().filter(|(learner, at, _)| hosted.contains(learner) && *at == step);
@@ -299,20 +308,6 @@ impl StateFiles<'_> {
         }
         Ok(())
     }
-}
-
-fn gradient(learner: usize, step: u64, length: usize) -> Vec<f32> {
-    let mut seed =
-        ((learner as u64 + 1) * 0x9e37_79b9) ^ ((step + 1) * 0x85eb_ca6b) ^ ((length as u64) << 32);
-    (0..length)
-        .map(|_| {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            let unit = (seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / 8_388_608.0 - 1.0;
-            unit * unit * unit
-        })
-        .collect()
 }
 
 #[derive(Clone)]

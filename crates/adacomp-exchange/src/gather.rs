@@ -21,14 +21,7 @@ impl Rounds for Gather {
         false
     }
 
-    fn send(
-        &mut self,
-        _round: usize,
-        setting: &Setting<'_>,
-        member: &mut Member,
-        receiver: usize,
-        message: &mut Vec<u8>,
-    ) {
+    fn send(&mut self, setting: &Setting<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
         let (compressor, learner) = (&mut member.compressor, member.learner as u32);
         compressor
             .encode_layers(setting.codec, learner, setting.step, setting.layers, message)
@@ -42,7 +35,6 @@ impl Rounds for Gather {
 
     fn take_all(
         &mut self,
-        _round: usize,
         setting: &Setting<'_>,
         members: &mut [Member],
         contents: &[&[u8]],

@@ -15,6 +15,7 @@ mod mpi;
 mod options;
 mod protocol;
 mod reduce;
+mod round;
 mod setting;
 mod sharded;
 mod shares;
@@ -22,7 +23,9 @@ mod state;
 mod strategy;
 mod sums;
 mod traffic;
+mod values;
 mod verdict;
+mod whole;
 
 pub use agreement::check as check_agreement;
 pub use collective::{Collective, Incoming, Outgoing, TIME_LIMIT};

@@ -9,39 +9,36 @@
 //! finite, sends envelopes that say so.
 
 use crate::agreement;
-use crate::collective::{Incoming, Outgoing};
-use crate::error::{CollectiveError, ExchangeError};
+use crate::error::ExchangeError;
 use crate::member::Member;
-use crate::message::Flag;
 use crate::options::Options;
-use crate::setting::{Envelopes, Setting};
-use crate::strategy::{Addressing, Rounds, Strategy};
+use crate::strategy::{Rounds, Strategy};
 use crate::traffic::Traffic;
 use adacomp::{
-    AverageError, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Selected, Sending, Treatment,
+    AverageError, CompressError, Compressor, Gradient, Layer, Layout, Selected, Sending, Treatment,
 };
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Layers that are exchanged together.
-struct Group {
-    layers: Vec<usize>,
-    rounds: Box<dyn Rounds>,
+pub(crate) struct Group {
+    pub(crate) layers: Vec<usize>,
+    pub(crate) rounds: Box<dyn Rounds>,
     /// Gradients that are still to be given, of all learners that are hosted here.
     missing: usize,
 }
 
 /// The learners that are hosted here, in a step.
 pub struct Protocol {
-    layout: Arc<Layout>,
+    pub(crate) layout: Arc<Layout>,
     pub(crate) options: Options,
-    learners: usize,
+    pub(crate) learners: usize,
     pub(crate) members: Vec<Member>,
-    groups: Vec<Group>,
+    pub(crate) groups: Vec<Group>,
     /// How many of the groups are in use in this step: all, unless they come as they are given.
-    in_use: usize,
+    pub(crate) in_use: usize,
     as_given: bool,
-    step: u64,
+    pub(crate) step: u64,
     sending: Sending,
     /// The first learner whose gradient is not finite.
     pub(crate) non_finite: Option<usize>,
@@ -207,7 +204,7 @@ impl Protocol {
         self.begin_at(step, self.sending);
     }
 
-    fn sends_everything(&self) -> bool {
+    pub(crate) fn sends_everything(&self) -> bool {
         self.sending == Sending::Everything || self.options.strategy == Strategy::Dense
     }
 
@@ -216,7 +213,7 @@ impl Protocol {
         self.members.iter().any(|member| member.compressor.is_open())
     }
 
-    fn begin_at(&mut self, step: u64, sending: Sending) {
+    pub(crate) fn begin_at(&mut self, step: u64, sending: Sending) {
         (self.step, self.sending, self.non_finite) = (step, sending, None);
         self.members.iter_mut().for_each(|member| member.fault = None);
         if self.as_given {
@@ -283,196 +280,6 @@ impl Protocol {
         missing.map(|layer| self.layout[layer].name().to_owned()).collect()
     }
 
-    /// What the learners that are hosted here send in a round.
-    ///
-    /// # Panics
-    /// If some gradient of the group has not been given.
-    pub fn outgoing(&mut self, group: usize, round: usize) -> Outgoing {
-        assert!(self.is_given(group), "all gradients of a group must be given before its first round");
-        let (envelopes, rounds, members) = parts(self, group);
-        let addressing = rounds.addressing()[round];
-        let flag = |member: &Member| {
-            let is_bad = |layer: &usize| member.compressor.layer_statistics(*layer).bad_bins > 0;
-            if member.fault.is_some() {
-                Flag::Failed
-            } else if envelopes.known_non_finite || envelopes.setting.layers.iter().any(is_bad) {
-                Flag::NonFinite
-            } else {
-                Flag::Good
-            }
-        };
-        let mut message = |member: &mut Member, flag: Flag, receiver: Option<usize>| {
-            let context = envelopes.context(group, round, member.learner, receiver);
-            // What goes to all goes to oneself, too.
-            let to = receiver.unwrap_or(member.learner);
-            let mut message = if rounds.in_envelopes() { context.begin(flag) } else { Vec::new() };
-            if flag == Flag::Good || !rounds.in_envelopes() {
-                rounds.send(round, &envelopes.setting, member, to, &mut message);
-            }
-            if rounds.in_envelopes() {
-                context.seal(&mut message);
-            }
-            let copies = addressing.copies(member.learner, to, envelopes.setting.learners);
-            member.traffic.sent += (copies * message.len()) as u64;
-            message
-        };
-        match addressing {
-            Addressing::ToAll => {
-                let to_all = |member: &mut Member| message(member, flag(member), None);
-                Outgoing::ToAll(members.iter_mut().map(to_all).collect())
-            }
-            Addressing::ToEach => {
-                let to_each = |member: &mut Member| {
-                    let flag = flag(member);
-                    (0..envelopes.setting.learners).map(|to| message(member, flag, Some(to))).collect()
-                };
-                Outgoing::ToEach(members.iter_mut().map(to_each).collect())
-            }
-        }
-    }
-
-    /// Takes what came of a round. What is wrong with its messages comes out in the verdict; an error is that there are not
-    /// as many as there should be, after which learners cannot go on.
-    pub fn incoming(
-        &mut self,
-        group: usize,
-        round: usize,
-        incoming: &Incoming,
-    ) -> Result<(), CollectiveError> {
-        let to_all = self.groups[group].rounds.addressing()[round] == Addressing::ToAll;
-        incoming.check(to_all, self.members.len(), self.learners)?;
-        let (envelopes, rounds, members) = parts(self, group);
-        let mut non_finite = None;
-        match incoming {
-            Incoming::ToAll(messages) => {
-                let messages: Vec<&[u8]> = messages.iter().map(|message| message.as_slice()).collect();
-                for member in members.iter_mut() {
-                    member.count_received(&messages);
-                }
-                let opened = envelopes.open_all(rounds.in_envelopes(), group, round, None, &messages);
-                let result = opened.and_then(|opened| {
-                    non_finite = opened.non_finite;
-                    if non_finite.is_some() || envelopes.known_non_finite {
-                        return Ok(());
-                    }
-                    let taken = rounds.take_all(round, &envelopes.setting, members, &opened.contents)?;
-                    non_finite = taken;
-                    Ok(())
-                });
-                if let Err(fault) = result {
-                    members.iter_mut().for_each(|member| member.refuse(&fault));
-                }
-            }
-            Incoming::ToEach(messages) => {
-                for (member, messages) in members.iter_mut().zip(messages) {
-                    let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
-                    member.count_received(&messages);
-                    let receiver = Some(member.learner);
-                    let opened = envelopes.open_all(rounds.in_envelopes(), group, round, receiver, &messages);
-                    let result = opened.and_then(|opened| {
-                        non_finite = non_finite.or(opened.non_finite);
-                        if opened.non_finite.is_some() || envelopes.known_non_finite {
-                            return Ok(());
-                        }
-                        rounds.take_each(round, &envelopes.setting, member, &opened.contents)
-                    });
-                    if let Err(fault) = result {
-                        member.refuse(&fault);
-                    }
-                }
-            }
-        }
-        self.non_finite = self.non_finite.or(non_finite);
-        Ok(())
-    }
-
-    /// Ends the step as all learners' verdicts say. The output, a slice for each layer, is written only if the gradient was
-    /// averaged. After [`ExchangeError::Verdict`] and [`ExchangeError::Collective`] learners cannot go on; after other errors
-    /// they can.
-    pub fn conclude(
-        &mut self,
-        verdicts: &[Arc<Vec<u8>>],
-        output: &mut [&mut [f32]],
-    ) -> Result<Outcome, ExchangeError> {
-        self.check_output(output)?;
-        self.conclude_with(verdicts, |protocol| {
-            for group in 0..protocol.in_use {
-                let layers = protocol.groups[group].layers.clone();
-                let slices = output.iter_mut().enumerate().filter(|(layer, _)| layers.contains(layer));
-                let mut slices: Vec<&mut [f32]> = slices.map(|(_, slice)| &mut **slice).collect();
-                protocol.write(group, &mut slices);
-            }
-        })
-    }
-
-    /// The same for drivers that have written every group already, with [`Protocol::write`]. What they have written counts
-    /// only if the gradient was averaged.
-    pub fn conclude_written(&mut self, verdicts: &[Arc<Vec<u8>>]) -> Result<Outcome, ExchangeError> {
-        self.conclude_with(verdicts, |_| ())
-    }
-
-    /// Writes the averaged gradient of a group whose rounds are over, a slice for each of its layers in their order; not
-    /// before [`Protocol::is_good`] has been asked.
-    pub fn write(&mut self, group: usize, output: &mut [&mut [f32]]) {
-        let (envelopes, rounds, _) = parts(self, group);
-        rounds.write(&envelopes.setting, output);
-    }
-
-    /// Whether, as far as is known here, the step will be averaged.
-    pub fn is_good(&self) -> bool {
-        self.non_finite.is_none() && self.members.iter().all(|member| member.fault.is_none())
-    }
-
-    /// Has all learners drop the step, because the averaged gradient cannot be used: it does not fit the format that it is
-    /// wanted in. Before the verdict, which says so.
-    pub fn reject_average(&mut self) {
-        // All learners find the same, so the first is named.
-        self.non_finite.get_or_insert(0);
-    }
-
-    fn conclude_with(
-        &mut self,
-        verdicts: &[Arc<Vec<u8>>],
-        write: impl FnOnce(&mut Self),
-    ) -> Result<Outcome, ExchangeError> {
-        let step = self.step;
-        let messages: Vec<&[u8]> = verdicts.iter().map(|verdict| verdict.as_slice()).collect();
-        self.members.iter_mut().for_each(|member| member.count_received(&messages));
-        match self.judge(&messages) {
-            Err(error) => {
-                self.drop_step();
-                return Err(error);
-            }
-            Ok(Some(learner)) => {
-                self.drop_step();
-                return Ok(Outcome::NonFinite { learner: learner as u32 });
-            }
-            Ok(None) => write(self),
-        }
-        for member in &mut self.members {
-            member.owner_before = None;
-            for compressor in [Some(&mut member.compressor), member.owner.as_mut()].into_iter().flatten() {
-                if compressor.is_open() {
-                    compressor.commit()?;
-                }
-            }
-        }
-        self.begin_at(step + 1, Sending::Selected);
-        Ok(Outcome::Averaged)
-    }
-
-    /// Ends the step without using it. Where learners cannot agree on that, none of them can go on.
-    pub fn drop_step(&mut self) {
-        for member in &mut self.members {
-            member.compressor.drop_step();
-            // What came to the owner is back with its senders, so it must not stay here.
-            if let Some(before) = member.owner_before.take() {
-                member.owner = Some(before);
-            }
-        }
-        self.begin_at(self.step + 1, Sending::Selected);
-    }
-
     pub(crate) fn check_output(&self, output: &[&mut [f32]]) -> Result<(), AverageError> {
         for position in 0..self.layout.len().max(output.len()) {
             let expected = self.layout.layers().get(position).map(Layer::elements);
@@ -484,16 +291,6 @@ impl Protocol {
         }
         Ok(())
     }
-}
-
-/// The parts of a protocol that a group's round works with.
-fn parts(protocol: &mut Protocol, group: usize) -> (Envelopes<'_>, &mut dyn Rounds, &mut [Member]) {
-    let everything = protocol.sends_everything();
-    let Protocol { layout, options, learners, members, groups, step, non_finite, .. } = protocol;
-    let Group { layers, rounds, .. } = &mut groups[group];
-    let setting =
-        Setting { layout, layers, learners: *learners, step: *step, codec: options.codec, everything };
-    (Envelopes { setting, known_non_finite: non_finite.is_some() }, rounds.as_mut(), members)
 }
 
 /// Consecutive layers, from the last to the first, of at least so many elements together.

@@ -1,10 +1,11 @@
 //! One scale a layer for all learners, and exact sums of signs at the owners.
 
-use crate::dense::{Whole, read_values, slot, write_values};
 use crate::member::Member;
 use crate::setting::Setting;
 use crate::strategy::{Addressing, Fault, Rounds, send_layers, take_layers};
 use crate::sums::{add_signs, decode_sums, encode_sums};
+use crate::values::{read_scale, slot, write_values};
+use crate::whole::Whole;
 use adacomp::codec::{decode_range, encode_range};
 use adacomp::{DecodeError, Packet, Selected, write_blocks};
 
@@ -29,18 +30,11 @@ impl Rounds for Reduce {
         &[Addressing::ToAll, Addressing::ToEach, Addressing::ToAll]
     }
 
-    fn send(
-        &mut self,
-        round: usize,
-        setting: &Setting<'_>,
-        member: &mut Member,
-        receiver: usize,
-        message: &mut Vec<u8>,
-    ) {
-        let copies = self.addressing()[round].copies(member.learner, receiver, setting.learners);
+    fn send(&mut self, setting: &Setting<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
+        let copies = self.addressing()[setting.round].copies(member.learner, receiver, setting.learners);
         send_layers(setting, member, copies, message, |member, index, layer, message| {
             let share = setting.share(layer, receiver);
-            match (member.compressor.packet(layer), round) {
+            match (member.compressor.packet(layer), setting.round) {
                 (Some(Packet::Sparse(sparse)), SCALES) => write_values(&sparse.values[..1], message),
                 (Some(Packet::Sparse(sparse)), SIGNS) => {
                     encode_range(sparse.within(share.clone()).selected, share, message);
@@ -58,7 +52,6 @@ impl Rounds for Reduce {
 
     fn take_each(
         &mut self,
-        _round: usize,
         setting: &Setting<'_>,
         member: &mut Member,
         contents: &[&[u8]],
@@ -73,8 +66,7 @@ impl Rounds for Reduce {
             for (sender, bytes) in contents.iter_mut().enumerate() {
                 let selected = slot(&mut self.selected, sender);
                 selected.clear();
-                decode_range(bytes, share.clone(), layer, selected)
-                    .map_err(|cause| Fault { sender, cause: cause.into() })?;
+                decode_range(bytes, share.clone(), layer, selected).map_err(Fault::of(sender))?;
                 longest = selected.len().max(longest);
             }
             let sums = slot(slot(&mut self.sums, position), index);
@@ -88,13 +80,12 @@ impl Rounds for Reduce {
 
     fn take_all(
         &mut self,
-        round: usize,
         setting: &Setting<'_>,
         members: &mut [Member],
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault> {
         take_layers(setting, members, contents, |members, index, layer, contents| {
-            match (setting.is_whole(layer), round) {
+            match (setting.is_whole(layer), setting.round) {
                 (true, SCALES) => Ok(()),
                 (true, _) => self.whole.take_averages(setting, index, contents),
                 (false, SCALES) => {
@@ -143,8 +134,9 @@ fn give_back<T>(entries: &mut Vec<T>, longest: usize) {
 fn agree_on(scale: f32, layer: usize, members: &mut [Member]) -> Result<(), Fault> {
     for member in members {
         // Every layer of bins has a selection here, and the mean of good scales is one.
-        let refused = |_| Fault { sender: member.learner, cause: DecodeError::Value { layer }.into() };
-        member.compressor.set_scale(layer, scale).map_err(refused)?;
+        let refused = |_| DecodeError::Value { layer };
+        let set = member.compressor.set_scale(layer, scale).map_err(refused);
+        set.map_err(Fault::of(member.learner))?;
     }
     Ok(())
 }
@@ -160,8 +152,7 @@ fn take_sums(
     for (owner, bytes) in contents.iter_mut().enumerate() {
         let share = setting.share(layer, owner);
         let take = |offset, sum| result.push(((share.start + offset) as u32, sum));
-        decode_sums(bytes, layer, share.len(), setting.learners as u32, take)
-            .map_err(|cause| Fault { sender: owner, cause: cause.into() })?;
+        decode_sums(bytes, layer, share.len(), setting.learners as u32, take).map_err(Fault::of(owner))?;
     }
     Ok(())
 }
@@ -170,12 +161,7 @@ fn take_sums(
 fn mean_scale(layer: usize, contents: &mut [&[u8]]) -> Result<f32, Fault> {
     let mut sum = 0.0;
     for (sender, bytes) in contents.iter_mut().enumerate() {
-        let fault = |cause: DecodeError| Fault { sender, cause: cause.into() };
-        let scale = read_values(bytes, 1).map_err(fault)?.next().unwrap_or(f32::NAN);
-        if !(scale.is_finite() && scale.is_sign_positive()) {
-            return Err(fault(DecodeError::Value { layer }));
-        }
-        sum += f64::from(scale);
+        sum += f64::from(read_scale(bytes, layer).map_err(Fault::of(sender))?);
     }
     Ok((sum / contents.len() as f64) as f32)
 }

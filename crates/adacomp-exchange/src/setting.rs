@@ -10,6 +10,8 @@ use std::ops::Range;
 /// What a round needs to know.
 pub(crate) struct Setting<'a> {
     pub(crate) layout: &'a Layout,
+    pub(crate) group: usize,
+    pub(crate) round: usize,
     /// The layers of the group, ascending.
     pub(crate) layers: &'a [usize],
     pub(crate) learners: usize,
@@ -44,18 +46,12 @@ pub(crate) struct Opened<'a> {
 }
 
 impl Envelopes<'_> {
-    pub(crate) fn context(
-        &self,
-        group: usize,
-        round: usize,
-        sender: usize,
-        receiver: Option<usize>,
-    ) -> Context {
+    pub(crate) fn context(&self, sender: usize, receiver: Option<usize>) -> Context {
         Context {
             fingerprint: self.setting.layout.fingerprint(),
             step: self.setting.step,
-            group: group as u32,
-            round: round as u8,
+            group: self.setting.group as u32,
+            round: self.setting.round as u8,
             everything: self.setting.everything,
             sender,
             receiver,
@@ -65,8 +61,6 @@ impl Envelopes<'_> {
     pub(crate) fn open_all<'m>(
         &self,
         in_envelopes: bool,
-        group: usize,
-        round: usize,
         receiver: Option<usize>,
         messages: &[&'m [u8]],
     ) -> Result<Opened<'m>, Fault> {
@@ -75,10 +69,9 @@ impl Envelopes<'_> {
             return Ok(opened);
         }
         for (sender, contents) in opened.contents.iter_mut().enumerate() {
-            let context = self.context(group, round, sender, receiver);
+            let context = self.context(sender, receiver);
             let flag;
-            (flag, *contents) =
-                context.open(contents, self.setting.learners).map_err(|cause| Fault { sender, cause })?;
+            (flag, *contents) = context.open(contents, self.setting.learners).map_err(Fault::of(sender))?;
             match flag {
                 Flag::Good => {}
                 Flag::NonFinite => opened.non_finite = opened.non_finite.or(Some(sender)),

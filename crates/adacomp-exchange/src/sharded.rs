@@ -1,9 +1,10 @@
 //! Compression twice: by the learners, and by the owners of shares of the average.
 
-use crate::dense::{Whole, read_values, slot, write_values};
 use crate::member::Member;
 use crate::setting::Setting;
 use crate::strategy::{Addressing, Fault, Rounds, send_layers, take_layers};
+use crate::values::{read_scale, slot, write_values};
+use crate::whole::Whole;
 use adacomp::codec::{decode_range, encode_range};
 use adacomp::{DecodeError, Packet, Selected, Sending, write_blocks};
 use std::ops::Range;
@@ -28,18 +29,11 @@ impl Rounds for Sharded {
         &[Addressing::ToEach, Addressing::ToAll]
     }
 
-    fn send(
-        &mut self,
-        round: usize,
-        setting: &Setting<'_>,
-        member: &mut Member,
-        receiver: usize,
-        message: &mut Vec<u8>,
-    ) {
-        let copies = self.addressing()[round].copies(member.learner, receiver, setting.learners);
+    fn send(&mut self, setting: &Setting<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
+        let copies = self.addressing()[setting.round].copies(member.learner, receiver, setting.learners);
         send_layers(setting, member, copies, message, |member, index, layer, message| {
             let share = setting.share(layer, receiver);
-            match (setting.is_whole(layer), round) {
+            match (setting.is_whole(layer), setting.round) {
                 (true, 0) => self.whole.send_share(member, layer, share, message),
                 (true, _) => self.whole.send_average((member.position, index), message),
                 (false, 0) => send_selection(member.compressor.packet(layer), share, message),
@@ -54,7 +48,6 @@ impl Rounds for Sharded {
 
     fn take_each(
         &mut self,
-        _round: usize,
         setting: &Setting<'_>,
         member: &mut Member,
         contents: &[&[u8]],
@@ -83,7 +76,6 @@ impl Rounds for Sharded {
 
     fn take_all(
         &mut self,
-        _round: usize,
         setting: &Setting<'_>,
         members: &mut [Member],
         contents: &[&[u8]],
@@ -98,7 +90,7 @@ impl Rounds for Sharded {
                 result.selected.clear();
                 let share = setting.share(layer, owner);
                 result.scale = take_selection(bytes, layer, 0..share.len(), &mut result.selected)
-                    .map_err(|cause| Fault { sender: owner, cause: cause.into() })?;
+                    .map_err(Fault::of(owner))?;
             }
             Ok(())
         })?;
@@ -141,8 +133,8 @@ impl Sharded {
         self.average.resize(share.len(), 0.0);
         for (sender, bytes) in contents.iter_mut().enumerate() {
             self.selected.clear();
-            let scale = take_selection(bytes, layer, share.clone(), &mut self.selected)
-                .map_err(|cause| Fault { sender, cause: cause.into() })?;
+            let scale =
+                take_selection(bytes, layer, share.clone(), &mut self.selected).map_err(Fault::of(sender))?;
             for element in &self.selected {
                 let value = if element.is_negative() { -scale } else { scale };
                 self.average[element.index() - share.start] += value;
@@ -170,7 +162,7 @@ fn compress_average(
     if compressed.is_ok() && owner.layer_statistics(layer).bad_bins == 0 {
         Ok(())
     } else {
-        Err(Fault { sender: member.learner, cause: DecodeError::Value { layer }.into() })
+        Err(Fault::of(member.learner)(DecodeError::Value { layer }))
     }
 }
 
@@ -188,10 +180,7 @@ fn take_selection(
     share: Range<usize>,
     selected: &mut Vec<Selected>,
 ) -> Result<f32, DecodeError> {
-    let scale = read_values(bytes, 1)?.next().unwrap_or(f32::NAN);
-    if !(scale.is_finite() && scale.is_sign_positive()) {
-        return Err(DecodeError::Value { layer });
-    }
+    let scale = read_scale(bytes, layer)?;
     decode_range(bytes, share, layer, selected)?;
     Ok(scale)
 }

@@ -72,6 +72,13 @@ pub(crate) struct Fault {
     pub(crate) cause: Cause,
 }
 
+impl Fault {
+    /// What is wrong with a sender's contents.
+    pub(crate) fn of<C: Into<Cause>>(sender: usize) -> impl Fn(C) -> Self {
+        move |cause| Self { sender, cause: cause.into() }
+    }
+}
+
 /// Appends what a learner sends of each layer, and counts it.
 pub(crate) fn send_layers(
     setting: &Setting<'_>,
@@ -103,7 +110,7 @@ pub(crate) fn take_layers(
     match contents.iter().enumerate().find(|(_, rest)| !rest.is_empty()) {
         Some((sender, rest)) => {
             let cause = DecodeError::Trailing { part: "the last layer", count: rest.len() };
-            Err(Fault { sender, cause: cause.into() })
+            Err(Fault::of(sender)(cause))
         }
         None => Ok(()),
     }
@@ -120,19 +127,11 @@ pub(crate) trait Rounds: Send + Sync {
     }
 
     /// Appends what a hosted learner sends to a receiver, or to all, to `message`.
-    fn send(
-        &mut self,
-        round: usize,
-        setting: &Setting<'_>,
-        member: &mut Member,
-        receiver: usize,
-        message: &mut Vec<u8>,
-    );
+    fn send(&mut self, setting: &Setting<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>);
 
     /// Takes what all learners sent to one that is hosted here.
     fn take_each(
         &mut self,
-        _round: usize,
         _setting: &Setting<'_>,
         _member: &mut Member,
         _contents: &[&[u8]],
@@ -143,7 +142,6 @@ pub(crate) trait Rounds: Send + Sync {
     /// Takes what all learners sent to all; the first learner whose contents say that its gradient is not finite.
     fn take_all(
         &mut self,
-        round: usize,
         setting: &Setting<'_>,
         members: &mut [Member],
         contents: &[&[u8]],

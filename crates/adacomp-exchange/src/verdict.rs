@@ -4,6 +4,8 @@ use crate::error::{Cause, CollectiveError, ExchangeError};
 use crate::member::Member;
 use crate::message::{Context, Flag};
 use crate::protocol::Protocol;
+use adacomp::{Outcome, Sending};
+use std::sync::Arc;
 
 /// The round of verdicts.
 const VERDICT: u8 = 7;
@@ -30,6 +32,86 @@ impl Protocol {
             message
         };
         self.members.iter_mut().zip(contexts).map(verdict).collect()
+    }
+
+    /// Whether, as far as is known here, the step will be averaged.
+    pub fn is_good(&self) -> bool {
+        self.non_finite.is_none() && self.members.iter().all(|member| member.fault.is_none())
+    }
+
+    /// Has all learners drop the step, because the averaged gradient cannot be used: it does not fit the format that it is
+    /// wanted in. Before the verdict, which says so.
+    pub fn reject_average(&mut self) {
+        // All learners find the same, so the first is named.
+        self.non_finite.get_or_insert(0);
+    }
+
+    /// Ends the step as all learners' verdicts say. The output, a slice for each layer, is written only if the gradient was
+    /// averaged. After [`ExchangeError::Verdict`] and [`ExchangeError::Collective`] learners cannot go on; after other errors
+    /// they can.
+    pub fn conclude(
+        &mut self,
+        verdicts: &[Arc<Vec<u8>>],
+        output: &mut [&mut [f32]],
+    ) -> Result<Outcome, ExchangeError> {
+        self.check_output(output)?;
+        self.conclude_with(verdicts, |protocol| {
+            for group in 0..protocol.in_use {
+                let layers = protocol.groups[group].layers.clone();
+                let slices = output.iter_mut().enumerate().filter(|(layer, _)| layers.contains(layer));
+                let mut slices: Vec<&mut [f32]> = slices.map(|(_, slice)| &mut **slice).collect();
+                protocol.write(group, &mut slices);
+            }
+        })
+    }
+
+    /// The same for drivers that have written every group already, with [`Protocol::write`]. What they have written counts
+    /// only if the gradient was averaged.
+    pub fn conclude_written(&mut self, verdicts: &[Arc<Vec<u8>>]) -> Result<Outcome, ExchangeError> {
+        self.conclude_with(verdicts, |_| ())
+    }
+
+    fn conclude_with(
+        &mut self,
+        verdicts: &[Arc<Vec<u8>>],
+        write: impl FnOnce(&mut Self),
+    ) -> Result<Outcome, ExchangeError> {
+        let step = self.step;
+        let messages: Vec<&[u8]> = verdicts.iter().map(|verdict| verdict.as_slice()).collect();
+        self.members.iter_mut().for_each(|member| member.count_received(&messages));
+        match self.judge(&messages) {
+            Err(error) => {
+                self.drop_step();
+                return Err(error);
+            }
+            Ok(Some(learner)) => {
+                self.drop_step();
+                return Ok(Outcome::NonFinite { learner: learner as u32 });
+            }
+            Ok(None) => write(self),
+        }
+        for member in &mut self.members {
+            member.owner_before = None;
+            for compressor in [Some(&mut member.compressor), member.owner.as_mut()].into_iter().flatten() {
+                if compressor.is_open() {
+                    compressor.commit()?;
+                }
+            }
+        }
+        self.begin_at(step + 1, Sending::Selected);
+        Ok(Outcome::Averaged)
+    }
+
+    /// Ends the step without using it. Where learners cannot agree on that, none of them can go on.
+    pub fn drop_step(&mut self) {
+        for member in &mut self.members {
+            member.compressor.drop_step();
+            // What came to the owner is back with its senders, so it must not stay here.
+            if let Some(before) = member.owner_before.take() {
+                member.owner = Some(before);
+            }
+        }
+        self.begin_at(self.step + 1, Sending::Selected);
     }
 
     fn verdict_context(&self, sender: usize) -> Context {

@@ -1,7 +1,8 @@
 //! Messages that are damaged, cut, swapped, repeated or of another step: refused, named, and of no effect.
 
+use crate::draw::gradient;
 use crate::hand::{Place, carry, give, protocols};
-use crate::support::{Residuals, STRATEGIES, gradient, model, output, residuals, slices};
+use crate::support::{Residuals, STRATEGIES, model, output, residuals, slices};
 use adacomp::{Outcome, Policy};
 use adacomp_exchange::{ExchangeError, Incoming, Outgoing, Protocol, Strategy};
 use std::collections::HashMap;

@@ -1,6 +1,7 @@
 //! Groups that come and change as a driver is given them.
 
-use crate::support::{LIMIT, STRATEGIES, Trace, bits, gradient, gradients, model, output, residuals, run};
+use crate::draw::gradient;
+use crate::support::{LIMIT, STRATEGIES, Trace, bits, gradients, model, output, residuals, run};
 use adacomp::{Outcome, Packet, Selected};
 use adacomp_exchange::{Exchange, Local, Protocol, Strategy, Writing, local};
 

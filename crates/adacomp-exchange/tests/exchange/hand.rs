@@ -1,6 +1,7 @@
 //! Carrying messages by hand, so that anything can be done to them.
 
-use crate::support::{gradient, model, output, slices};
+use crate::draw::gradient;
+use crate::support::{model, output, slices};
 use adacomp::Outcome;
 use adacomp_exchange::{ExchangeError, Incoming, Outgoing, Protocol, Strategy};
 use std::sync::Arc;

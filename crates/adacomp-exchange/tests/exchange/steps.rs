@@ -1,8 +1,7 @@
 //! Whole steps over threads.
 
-use crate::support::{
-    LIMIT, STRATEGIES, Trace, given, gradient, gradients, model, output, residuals, run, slices,
-};
+use crate::draw::gradient;
+use crate::support::{LIMIT, STRATEGIES, Trace, given, gradients, model, output, residuals, run, slices};
 use adacomp::{Averager, Codec, Compressor, Outcome, Sending};
 use adacomp_exchange::{Exchange, Local, Options, Strategy, local};
 

@@ -16,6 +16,16 @@ fn treatment() -> impl Strategy<Value = Treatment> {
     prop_oneof![bin().prop_map(Treatment::Bins), (0.01f32..100.0).prop_map(Treatment::TopK)]
 }
 
+/// About this part of the elements.
+fn draw_selected(elements: usize, density: f64, seed: u64) -> Vec<Selected> {
+    let mut random = Random(seed);
+    let limit = (density * 1e9) as usize;
+    (0..elements as u32)
+        .map(|index| (random.below(1_000_000_000) < limit, Selected::new(index, random.below(2) == 1)))
+        .filter_map(|(hit, element)| hit.then_some(element))
+        .collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -94,12 +104,7 @@ proptest! {
         seed in 1..u64::MAX,
     ) {
         let layout = one_layer(elements, bin);
-        let mut random = Random(seed);
-        let limit = (density * 1e9) as usize;
-        let selected: Vec<_> = (0..elements as u32)
-            .map(|index| (random.below(1_000_000_000) < limit, Selected::new(index, random.below(2) == 1)))
-            .filter_map(|(hit, element)| hit.then_some(element))
-            .collect();
+        let selected = draw_selected(elements, density, seed);
         let packet = Packet::Sparse(Sparse { values: [scale, -scale], selected: &selected });
         for codec in [Codec::Paper, Codec::Rice] {
             let header =
@@ -122,12 +127,7 @@ proptest! {
         pieces in 1..20usize,
         seed in 1..u64::MAX,
     ) {
-        let mut random = Random(seed);
-        let limit = (density * 1e9) as usize;
-        let selected: Vec<_> = (0..elements as u32)
-            .map(|index| (random.below(1_000_000_000) < limit, Selected::new(index, random.below(2) == 1)))
-            .filter_map(|(hit, element)| hit.then_some(element))
-            .collect();
+        let selected = draw_selected(elements, density, seed);
         let sparse = Sparse { values: [1.0, -1.0], selected: &selected };
         let ranges = || (0..pieces).map(|piece| elements * piece / pieces..elements * (piece + 1) / pieces);
         let mut bytes = Vec::new();
