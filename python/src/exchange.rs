@@ -1,77 +1,16 @@
 //! One learner's exchange, over a collective that Python provides.
 
-use crate::buffers::{Floats, array, bytes, f32_array, words};
+use crate::bridge::Bridge;
+use crate::bucket::{self, Bucket, check_layer};
+use crate::buffers::{Floats, f32_array, words};
 use crate::compressor::{layer_statistics, read_codec};
 use crate::layout::Layout;
+use crate::saved::{Arrays, file, tensors};
 use crate::{ExchangeError, refused};
 use adacomp::{Compressor, Outcome, SavedBy, Selected};
-use adacomp_exchange::{
-    Collective, CollectiveError, Incoming, LearnerState, Options, Outgoing, Protocol, Strategy, Writing,
-};
+use adacomp_exchange::{LearnerState, Options, Strategy, Writing};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use std::collections::HashMap;
-use std::ops::Range;
-use std::sync::Arc;
-
-/// Carries bytes by calling a Python object, which has `learner`, `learners`, `start_to_all(bytes)`, `start_to_each(list of
-/// bytes)`, and `finish()`, which gives the messages of all learners of the oldest round.
-struct Bridge {
-    python: Py<PyAny>,
-    learner: usize,
-    learners: usize,
-    /// Whether the rounds under way are to all, oldest first.
-    under_way: std::collections::VecDeque<bool>,
-}
-
-impl Collective for Bridge {
-    fn learners(&self) -> usize {
-        self.learners
-    }
-
-    fn hosted(&self) -> Range<usize> {
-        self.learner..self.learner + 1
-    }
-
-    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
-        // Messages are long, so each goes before the next copy of it is made.
-        let started = Python::attach(|py| match outgoing {
-            Outgoing::ToAll(messages) => {
-                self.under_way.push_back(true);
-                let message = PyBytes::new(py, &messages[0]);
-                drop(messages);
-                self.python.call_method1(py, "start_to_all", (message,))
-            }
-            Outgoing::ToEach(messages) => {
-                self.under_way.push_back(false);
-                let copied: Vec<_> = messages[0].iter().map(|message| PyBytes::new(py, message)).collect();
-                drop(messages);
-                self.python.call_method1(py, "start_to_each", (copied,))
-            }
-        });
-        started.map(drop).map_err(transport)
-    }
-
-    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
-        let to_all = self.under_way.pop_front().ok_or(CollectiveError::NotStarted)?;
-        let messages = Python::attach(|py| {
-            let messages = self.python.call_method0(py, "finish")?;
-            let messages: Vec<Bound<'_, PyAny>> = messages.extract(py)?;
-            messages.iter().map(bytes).collect::<PyResult<Vec<_>>>()
-        });
-        let messages = messages.map_err(transport)?;
-        Ok(match to_all {
-            true => Incoming::ToAll(messages.into_iter().map(Arc::new).collect()),
-            false => Incoming::ToEach(vec![messages]),
-        })
-    }
-}
-
-fn transport(error: PyErr) -> CollectiveError {
-    let reason = Python::attach(|py| error.value(py).to_string());
-    CollectiveError::Transport { transport: "torch.distributed", reason }
-}
+use pyo3::types::PyDict;
 
 pub(crate) fn read_strategy(name: &str) -> PyResult<Strategy> {
     let strategy = Strategy::ALL.into_iter().find(|strategy| strategy.name() == name);
@@ -82,9 +21,6 @@ pub(crate) fn failed(error: adacomp_exchange::ExchangeError) -> PyErr {
     ExchangeError::new_err(error.to_string())
 }
 
-/// Arrays by name.
-type Arrays<'py> = HashMap<String, Bound<'py, PyAny>>;
-
 /// One learner's side of every step: gradients in, by buckets, and the averaged gradient out into the same buckets.
 #[pyclass(module = "adacomp")]
 pub(crate) struct Exchange {
@@ -92,12 +28,6 @@ pub(crate) struct Exchange {
     learner: usize,
     loss_scale: f32,
     scratch: Vec<f32>,
-}
-
-/// A bucket, and the part of it that each of its layers has, by ascending layer.
-struct Bucket {
-    values: Floats,
-    parts: Vec<(usize, Range<usize>)>,
 }
 
 #[pymethods]
@@ -148,12 +78,11 @@ impl Exchange {
 
     /// Compresses a bucket, the gradients of these parameters one after the other, and has it on its way.
     fn give(&mut self, py: Python<'_>, bucket: &Bound<'_, PyAny>, layers: Vec<usize>) -> PyResult<()> {
-        let bucket = Floats::get(bucket)?;
-        let parts = self.parts(&layers, bucket.len())?;
+        let Bucket { values, parts } = Bucket::new(Floats::get(bucket)?, self.layout(), &layers)?;
         py.detach(|| {
-            self.exchange.begin_group(&ascending(&layers))?;
+            self.exchange.begin_group(&bucket::layers(&parts))?;
             for (layer, part) in parts {
-                self.exchange.give(self.learner, layer, bucket.gradient(part))?;
+                self.exchange.give(self.learner, layer, values.gradient(part))?;
             }
             Ok(())
         })
@@ -162,9 +91,8 @@ impl Exchange {
 
     /// Begins a bucket of parameters that are given one by one.
     fn begin(&mut self, layers: Vec<usize>) -> PyResult<()> {
-        let elements = self.elements(&layers)?;
-        self.parts(&layers, elements)?;
-        self.exchange.begin_group(&ascending(&layers)).map(drop).map_err(failed)
+        let parts = bucket::parts(self.layout(), &layers)?;
+        self.exchange.begin_group(&bucket::layers(&parts)).map(drop).map_err(failed)
     }
 
     /// Gives one parameter of such a bucket.
@@ -198,8 +126,10 @@ impl Exchange {
         py: Python<'_>,
         buckets: Vec<(Bound<'_, PyAny>, Vec<usize>)>,
     ) -> PyResult<Option<u32>> {
-        let buckets = buckets.iter().map(|(bucket, layers)| self.bucket(bucket, layers));
-        let mut buckets = buckets.collect::<PyResult<Vec<_>>>()?;
+        let layout = self.layout();
+        let bucket =
+            |(bucket, layers): &(_, Vec<usize>)| Bucket::new(Floats::get_mut(bucket)?, layout, layers);
+        let mut buckets = buckets.iter().map(bucket).collect::<PyResult<Vec<_>>>()?;
         if buckets.len() != self.exchange.protocol().groups() {
             return Err(refused("not all buckets of the step"));
         }
@@ -230,8 +160,7 @@ impl Exchange {
         layers: Vec<usize>,
         skip_unused: bool,
     ) -> PyResult<(bool, bool)> {
-        let mut bucket = Floats::get_mut(bucket)?;
-        let parts = self.parts(&layers, bucket.len())?;
+        let Bucket { mut values, parts } = Bucket::new(Floats::get_mut(bucket)?, self.layout(), &layers)?;
         let (learner, loss_scale) = (self.learner, self.loss_scale);
         let (protocol, scratch) = (self.exchange.protocol(), &mut self.scratch);
         py.detach(|| {
@@ -240,14 +169,14 @@ impl Exchange {
                 if !protocol.layout()[layer].treatment.selects() {
                     continue;
                 }
-                let gradient = bucket.gradient(part.clone());
+                let gradient = values.gradient(part.clone());
                 if skip_unused && gradient.is_zero() {
                     keeps |= protocol.keeps(learner, layer);
                     continue;
                 }
                 whole.resize(part.len(), 0.0);
                 if protocol.everything(learner, layer, gradient, &mut whole)? {
-                    good &= bucket.write(part, scratch, |output| {
+                    good &= values.write(part, scratch, |output| {
                         output.iter_mut().zip(&whole).for_each(|(value, sum)| *value = sum * loss_scale);
                     });
                 } else {
@@ -266,20 +195,20 @@ impl Exchange {
 
     /// A copy of a parameter's residual, or None if it is sent whole.
     fn residual<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.check_layer(layer)?;
+        check_layer(self.layout(), layer)?;
         self.compressor().residual(layer).map(|values| f32_array(py, values)).transpose()
     }
 
     /// What the learner keeps of a parameter, such that the mean over learners counts: an owner's values are of the average.
     fn kept<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.check_layer(layer)?;
+        check_layer(self.layout(), layer)?;
         let learner = self.learner;
         self.exchange.protocol().kept(learner, layer).map(|values| f32_array(py, &values)).transpose()
     }
 
     /// Replaces a parameter's residual.
     fn set_residual(&mut self, layer: usize, values: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.check_layer(layer)?;
+        check_layer(self.layout(), layer)?;
         let values = Floats::get(values)?;
         let values = values.f32()?;
         let compressor = self.compressor();
@@ -332,7 +261,7 @@ impl Exchange {
 
     /// The scale that a parameter was sent as in the last step.
     fn scale(&mut self, layer: usize) -> PyResult<f32> {
-        self.check_layer(layer)?;
+        check_layer(self.layout(), layer)?;
         Ok(self.compressor().layer_statistics(layer).scale)
     }
 
@@ -344,114 +273,11 @@ impl Exchange {
 }
 
 impl Exchange {
-    /// A bucket of these layers.
-    fn bucket(&mut self, values: &Bound<'_, PyAny>, layers: &[usize]) -> PyResult<Bucket> {
-        let values = Floats::get_mut(values)?;
-        let parts = self.parts(layers, values.len())?;
-        Ok(Bucket { values, parts })
+    fn layout(&mut self) -> &adacomp::Layout {
+        self.exchange.protocol().layout()
     }
 
     fn compressor(&mut self) -> &mut Compressor {
         self.exchange.protocol().compressor(self.learner).expect("the learner that is hosted here")
     }
-
-    fn check_layer(&mut self, layer: usize) -> PyResult<()> {
-        let layers = self.exchange.protocol().layout().len();
-        if layer < layers { Ok(()) } else { Err(refused(format!("layer {layer} of {layers}"))) }
-    }
-
-    fn elements(&mut self, layers: &[usize]) -> PyResult<usize> {
-        layers.iter().try_for_each(|&layer| self.check_layer(layer))?;
-        let layout = self.exchange.protocol().layout();
-        Ok(layers.iter().map(|&layer| layout[layer].elements()).sum())
-    }
-
-    /// The part of a bucket of so many elements that each of its layers has, by ascending layer.
-    fn parts(&mut self, layers: &[usize], elements: usize) -> PyResult<Vec<(usize, Range<usize>)>> {
-        let expected = self.elements(layers)?;
-        if elements != expected {
-            return Err(refused(format!("a bucket of {elements} elements, expected {expected}")));
-        }
-        let layout = self.exchange.protocol().layout();
-        let mut start = 0;
-        let part = |&layer: &usize| {
-            let end = start + layout[layer].elements();
-            (layer, std::mem::replace(&mut start, end)..end)
-        };
-        let mut parts: Vec<_> = layers.iter().map(part).collect();
-        parts.sort_by_key(|(layer, _)| *layer);
-        if parts.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-            return Err(refused("a parameter is twice in a bucket"));
-        }
-        Ok(parts)
-    }
-}
-
-fn ascending(layers: &[usize]) -> Vec<usize> {
-    let mut layers = layers.to_vec();
-    layers.sort_unstable();
-    layers
-}
-
-impl Bucket {
-    /// Writes the average of a group. Whether it fits the bucket's format.
-    fn write(
-        &mut self,
-        protocol: &mut Protocol,
-        group: usize,
-        loss_scale: f32,
-        scratch: &mut Vec<f32>,
-    ) -> bool {
-        let whole = 0..self.values.len();
-        // By place in the bucket, to cut it into slices, then by layer, as the group has them.
-        let mut by_place: Vec<_> = self.parts.iter().cloned().enumerate().collect();
-        by_place.sort_by_key(|(_, (_, part))| part.start);
-        let fits = self.values.write(whole.clone(), scratch, |mut rest| {
-            let mut slices: Vec<(usize, &mut [f32])> = Vec::new();
-            for (position, (_, part)) in &by_place {
-                let (slice, after) = rest.split_at_mut(part.len());
-                slices.push((*position, slice));
-                rest = after;
-            }
-            slices.sort_by_key(|(position, _)| *position);
-            let mut slices: Vec<&mut [f32]> = slices.into_iter().map(|(_, slice)| slice).collect();
-            protocol.write(group, &mut slices);
-            if loss_scale != 1.0 {
-                slices.iter_mut().flat_map(|slice| slice.iter_mut()).for_each(|value| *value *= loss_scale);
-            }
-        });
-        fits && (loss_scale == 1.0 || self.values.gradient(whole).is_finite())
-    }
-}
-
-/// The key of the text that says who saved a state.
-const KEY: &str = "adacomp";
-
-/// The tensors of a safetensors file by name, as arrays, and its text.
-fn tensors<'py>(py: Python<'py>, file: &[u8]) -> PyResult<(Bound<'py, PyDict>, String)> {
-    let tensors = SafeTensors::deserialize(file).map_err(refused)?;
-    let (_, metadata) = SafeTensors::read_metadata(file).map_err(refused)?;
-    let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).cloned();
-    let arrays = PyDict::new(py);
-    for (name, tensor) in tensors.iter() {
-        let flat = array(py, tensor.data(), "float32")?;
-        arrays.set_item(name, flat.call_method1("reshape", (tensor.shape().to_vec(),))?)?;
-    }
-    Ok((arrays, text.unwrap_or_default()))
-}
-
-/// The reverse.
-fn file(arrays: &Arrays<'_>, text: &str) -> PyResult<Vec<u8>> {
-    let arrays = arrays.iter().map(|(name, array)| {
-        let shape: Vec<usize> = array.getattr("shape")?.extract()?;
-        Floats::get(array)?.f32()?;
-        Ok((name.as_str(), shape, bytes(array)?))
-    });
-    let arrays = arrays.collect::<PyResult<Vec<_>>>()?;
-    let views = arrays
-        .iter()
-        .map(|(name, shape, data)| Ok((*name, TensorView::new(Dtype::F32, shape.clone(), data)?)));
-    let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>().map_err(refused)?;
-    let metadata = HashMap::from([(KEY.to_owned(), text.to_owned())]);
-    safetensors::serialize(views, Some(metadata)).map_err(refused)
 }

@@ -1,11 +1,14 @@
 //! The native half of the Python package `adacomp`: layouts, compressors, frames and the exchange, on any buffers.
 
+mod bridge;
+mod bucket;
 mod buffers;
 mod compressor;
 mod exchange;
 mod frame;
 mod layout;
 mod learners;
+mod saved;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

@@ -139,10 +139,7 @@ impl Protocol {
             assert!(!self.is_open(), "a gradient has been given already");
             (self.as_given, self.in_use) = (true, 0);
         }
-        let count = self.layout.len();
-        if !layers.is_sorted_by(|a, b| a < b) || layers.last().is_some_and(|&last| last >= count) {
-            return Err(CompressError::Layers { layers: layers.to_vec(), count });
-        }
+        self.layout.check_ascending(layers)?;
         let taken = |layer| self.groups[..self.in_use].iter().any(|group| group.layers.contains(layer));
         if let Some(&layer) = layers.iter().find(|layer| taken(layer)) {
             return Err(CompressError::Twice { parameter: self.layout[layer].name().to_owned() });

@@ -1,6 +1,6 @@
 //! The layers of one model under one policy: what all learners must agree on.
 
-use crate::error::PolicyError;
+use crate::error::{CompressError, PolicyError};
 use crate::policy::{Parameter, Treatment};
 use crate::scale::Scale;
 use std::collections::HashMap;
@@ -69,6 +69,14 @@ impl Layout {
     pub fn with_scale(self, scale: Scale) -> Self {
         let fingerprint = fingerprint(&self.layers, self.soft_threshold, scale);
         Self { scale, fingerprint, ..self }
+    }
+
+    /// Whether these are numbers of layers, and ascend.
+    pub fn check_ascending(&self, layers: &[usize]) -> Result<(), CompressError> {
+        if layers.is_sorted_by(|a, b| a < b) && layers.last().is_none_or(|&last| last < self.len()) {
+            return Ok(());
+        }
+        Err(CompressError::Layers { layers: layers.to_vec(), count: self.len() })
     }
 
     /// The layers, in order.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod averager;
+mod blocks;
 mod compressor;
 mod error;
 mod gradient;

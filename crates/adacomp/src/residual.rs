@@ -7,21 +7,10 @@
 //! What is owed is over when the next selection is complete, so a layer has room for one of the two: the next is made in a
 //! buffer that all layers share.
 
+use crate::blocks::{Rule, Scratch};
 use crate::gradient::Gradient;
-use crate::kernel::{Kernel, Run};
 use crate::packet::{Lately, Packet, Selected, Sparse};
-use crate::policy::MAX_BIN;
-use crate::scale::Scale;
 use crate::topk;
-
-/// Elements that are settled, then selected from, while they are in the nearest cache.
-pub(crate) const BLOCK: usize = 1024;
-
-/// The room that kernels have in a selection for the next block, which may be a whole bin, all of it selected.
-const ROOM: usize = 2 * MAX_BIN as usize;
-
-/// A thread gets at least so many elements: starting it for fewer would take longer.
-const WORTH_A_THREAD: usize = 1 << 17;
 
 /// Selected elements and what they are sent as.
 #[derive(Debug, Clone, Default)]
@@ -47,59 +36,6 @@ enum Pending {
     Everything,
 }
 
-/// How to select from a gradient.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rule {
-    pub(crate) bin: usize,
-    pub(crate) soft_threshold: f32,
-    pub(crate) scale: Scale,
-    /// What the gradient is multiplied by first: the inverse loss scale.
-    pub(crate) factor: f32,
-    pub(crate) kernel: Kernel,
-    pub(crate) threads: usize,
-}
-
-/// Buffers that layers share.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Scratch {
-    maxima: Vec<f32>,
-    pub(crate) sorted: Vec<f32>,
-    magnitudes: Vec<u32>,
-    workers: Vec<Worker>,
-}
-
-/// What one thread needs for itself.
-#[derive(Debug, Clone, Default)]
-struct Worker {
-    converted: Vec<f32>,
-    selected: Vec<Selected>,
-    /// The longest selection of the open step.
-    longest: usize,
-    lately: Lately,
-}
-
-impl Scratch {
-    fn workers(&mut self, count: usize) -> &mut [Worker] {
-        if self.workers.len() < count {
-            self.workers.resize_with(count, Worker::default);
-        }
-        &mut self.workers[..count]
-    }
-
-    /// A buffer for converted gradients.
-    pub(crate) fn converted(&mut self) -> &mut Vec<f32> {
-        &mut self.workers(1)[0].converted
-    }
-
-    /// The step is over: gives back what only a longer one needed.
-    pub(crate) fn end_step(&mut self) {
-        for worker in &mut self.workers {
-            let longest = std::mem::take(&mut worker.longest);
-            worker.lately.count(longest, ROOM, &mut worker.selected);
-        }
-    }
-}
-
 #[derive(Debug, Clone)]
 pub(crate) struct Residual {
     values: Vec<f32>,
@@ -122,28 +58,12 @@ impl Residual {
     /// Adds a gradient and selects by bins. The number of bins that are not finite.
     pub(crate) fn select_bins(&mut self, gradient: Gradient<'_>, rule: Rule, scratch: &mut Scratch) -> usize {
         debug_assert_eq!(self.pending, Pending::Nothing);
-        let bins = self.values.len().div_ceil(rule.bin);
-        let threads = rule.threads.min(self.values.len() / WORTH_A_THREAD).clamp(1, bins.max(1));
-        let mut maxima = std::mem::take(&mut scratch.maxima);
-        maxima.resize(bins, 0.0);
-
-        let whole = Part {
-            first: 0,
-            residual: &mut self.values,
-            gradient,
-            owed: self.selection.sparse(),
-            maxima: &mut maxima,
-        };
-        let workers = scratch.workers(threads);
-        whole.select_on_threads(rule, bins.div_ceil(threads), workers);
+        scratch.select(&mut self.values, gradient, self.selection.sparse(), rule);
         self.selection.selected.clear();
-        let selected = workers.iter().map(|worker| worker.selected.as_slice());
-        self.keep(selected);
+        self.keep(scratch.selected());
         self.pending = Pending::Selection;
-
-        let (scale, bad_bins) = rule.scale.of(&maxima, &mut scratch.sorted);
+        let (scale, bad_bins) = rule.scale.of(&scratch.maxima, &mut scratch.sorted);
         self.selection.values = [scale, -scale];
-        scratch.maxima = maxima;
         bad_bins
     }
 
@@ -259,100 +179,5 @@ impl Residual {
     pub(crate) fn settled(&mut self) -> &mut [f32] {
         self.settle();
         &mut self.values
-    }
-}
-
-/// Consecutive bins of a tensor; the last may be short.
-struct Part<'a> {
-    /// The index in the tensor of the part's first element.
-    first: usize,
-    residual: &'a mut [f32],
-    gradient: Gradient<'a>,
-    owed: Sparse<'a>,
-    maxima: &'a mut [f32],
-}
-
-impl<'a> Part<'a> {
-    /// Splits after so many bins.
-    fn split(self, bins: usize, bin: usize) -> (Self, Self) {
-        let middle = self.residual.len().min(bins * bin);
-        let (residual, residual_after) = self.residual.split_at_mut(middle);
-        let (gradient, gradient_after) = self.gradient.split_at(middle);
-        let (maxima, maxima_after) = self.maxima.split_at_mut(bins.min(self.maxima.len()));
-        let end = self.first + middle;
-        let (owed, owed_after) = (self.owed.within(0..end), self.owed.within(end..usize::MAX));
-        (
-            Self { first: self.first, residual, gradient, owed, maxima },
-            Self {
-                first: self.first + middle,
-                residual: residual_after,
-                gradient: gradient_after,
-                owed: owed_after,
-                maxima: maxima_after,
-            },
-        )
-    }
-
-    /// Each worker takes so many bins into a selection of its own; if there is only one, on this thread.
-    fn select_on_threads(self, rule: Rule, bins: usize, workers: &mut [Worker]) {
-        if let [worker] = workers {
-            return self.select(rule, worker);
-        }
-        let mut rest = self;
-        std::thread::scope(|scope| {
-            for worker in workers {
-                let part;
-                (part, rest) = rest.split(bins, rule.bin);
-                scope.spawn(move || part.select(rule, worker));
-            }
-        });
-    }
-
-    /// Settles and selects, block by block. Settling goes a block ahead: its stores are then out of the way of the
-    /// kernel's loads, and it asks for memory that the kernel will need.
-    fn select(mut self, rule: Rule, worker: &mut Worker) {
-        let Worker { converted, selected, longest, .. } = worker;
-        selected.clear();
-        let block = (BLOCK / rule.bin).max(1) * rule.bin;
-        let elements = self.residual.len();
-        self.settle_below(block.min(elements));
-        for start in (0..elements).step_by(block) {
-            let end = elements.min(start + block);
-            self.settle_below(elements.min(end + block));
-            let gradient = self.gradient.read(start..end, rule.factor, converted);
-            let full = (end - start) / rule.bin * rule.bin;
-            let first_bin = start / rule.bin;
-            let last_bin = first_bin + full / rule.bin;
-            let mut run = |from: usize, to: usize, bin: usize, maxima: &mut [f32]| {
-                rule.kernel.run(Run {
-                    residual: &mut self.residual[start + from..start + to],
-                    gradient: &gradient[from..to],
-                    bin,
-                    extra: rule.soft_threshold - 1.0,
-                    first: (self.first + start + from) as u32,
-                    maxima,
-                    selected,
-                });
-            };
-            if full > 0 {
-                run(0, full, rule.bin, &mut self.maxima[first_bin..last_bin]);
-            }
-            if start + full < end {
-                run(full, end - start, end - start - full, &mut self.maxima[last_bin..=last_bin]);
-            }
-        }
-        *longest = selected.len().max(*longest);
-    }
-
-    /// Subtracts what is owed in the part's first `end` elements and has not been subtracted yet.
-    fn settle_below(&mut self, end: usize) {
-        let mut owed = self.owed.selected;
-        while let [element, rest @ ..] = owed
-            && element.index() < self.first + end
-        {
-            self.residual[element.index() - self.first] -= self.owed.values[element.sign()];
-            owed = rest;
-        }
-        self.owed.selected = owed;
     }
 }

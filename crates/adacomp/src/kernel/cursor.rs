@@ -5,7 +5,7 @@ use super::{INFINITE, Run};
 use crate::packet::{Selected, make_room};
 
 /// How far ahead memory is asked for: past the block whose old selections are being subtracted meanwhile.
-const AHEAD: usize = 2 * crate::residual::BLOCK;
+const AHEAD: usize = 2 * crate::blocks::BLOCK;
 
 pub(super) struct Cursor<'a> {
     /// The current bin's `R`, then `G`.

@@ -1,20 +1,21 @@
 //! A speech corpus as frames and states: log-mel features, each with a third of a phone in its context.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod features;
+mod states;
+
+use anyhow::{Context, Result, bail, ensure};
+use features::{BANDS, features};
+use states::{Sound, number_states, sounds};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{fs, sync::mpsc, thread};
 
-use anyhow::{Context, Result, bail, ensure};
-use rustfft::{FftPlannerScalar, num_complex::Complex};
-
+/// Samples a second.
 const RATE: u32 = 16_000;
-const WINDOW: usize = 400; // 25 ms
-const STEP: usize = 160; // 10 ms
-const POINTS: usize = 512;
-const BANDS: usize = 40;
+/// Frames that a window has on either side.
 const AROUND: usize = 5;
-const TEST: usize = 10; // every tenth utterance
-const SILENCE: &str = "pau"; // as festival names it
+/// Every tenth utterance is for tests.
+const TEST: usize = 10;
 
 /// Frames of log-mel features and the state each belongs to, of all utterances.
 pub(crate) struct Corpus {
@@ -65,15 +66,16 @@ pub(crate) fn load(folder: &Path, progress: &dyn Fn(usize, usize)) -> Result<Cor
     pairs(&found, "lab", "wav")?;
     let utterances = read_all(&pairs(&found, "wav", "lab")?, progress)?;
     let (features, labels): (Vec<_>, Vec<_>) = utterances.into_iter().unzip();
-    let kinds = features.iter().zip(&labels).map(|(features, labels)| kinds(features.len() / BANDS, labels));
-    let kinds: Vec<Vec<Kind>> = kinds.collect();
-    let (numbers, states) = number_states(&count(&kinds))?;
+    let sounds =
+        features.iter().zip(&labels).map(|(features, labels)| sounds(features.len() / BANDS, labels));
+    let sounds: Vec<Vec<Sound>> = sounds.collect();
+    let (numbers, states) = number_states(&count(&sounds))?;
     let (mut train, mut test) = (Utterances::default(), Utterances::default());
-    for (index, (features, kinds)) in features.into_iter().zip(kinds).enumerate() {
+    for (index, (features, sounds)) in features.into_iter().zip(sounds).enumerate() {
         let part = if is_test(index) { &mut test } else { &mut train };
         part.starts.push(part.frames());
         part.features.push(features);
-        part.states.extend(kinds.iter().map(|kind| numbers[kind]));
+        part.states.extend(sounds.iter().map(|sound| numbers[sound]));
     }
     let enough = train.frames() > 0 && test.frames() > 0;
     ensure!(enough, "{} has too little sound: add utterances, at least {TEST} in all", found.display());
@@ -191,48 +193,6 @@ fn label(line: &str) -> Option<(f64, &str)> {
     end.parse().ok().filter(|end: &f64| end.is_finite()).map(|end| (end, phone))
 }
 
-/// The features of all windows that fit in whole.
-///
-/// They are made in 64 bits and without the instructions that only some processors have, so that they
-/// are the same on all of them.
-fn features(samples: &[i16]) -> Vec<f32> {
-    let fft = FftPlannerScalar::new().plan_fft_forward(POINTS);
-    let turn = std::f64::consts::TAU / (WINDOW - 1) as f64;
-    let hamming: Vec<f64> = (0..WINDOW).map(|index| 0.54 - 0.46 * (turn * index as f64).cos()).collect();
-    let filters: Vec<(usize, Vec<f64>)> = (0..BANDS).map(filter).collect();
-    let mut scratch = vec![Complex::default(); fft.get_inplace_scratch_len()];
-    let mut features = Vec::with_capacity(samples.len() / STEP * BANDS);
-    for start in (0..(samples.len() + 1).saturating_sub(WINDOW)).step_by(STEP) {
-        let mut spectrum = [Complex::default(); POINTS];
-        for (index, weight) in hamming.iter().enumerate() {
-            let (before, sample) = (samples[(start + index).saturating_sub(1)], samples[start + index]);
-            spectrum[index].re = weight * (f64::from(sample) - 0.97 * f64::from(before));
-        }
-        fft.process_with_scratch(&mut spectrum, &mut scratch);
-        features.extend(filters.iter().map(|(first, weights)| {
-            let bins = weights.iter().zip(&spectrum[*first..]);
-            let energy: f64 = bins.map(|(weight, bin)| weight * bin.norm_sqr()).sum();
-            // The floor is below the noise of rounding to 16 bits.
-            energy.max(1.0).ln() as f32
-        }));
-    }
-    features
-}
-
-/// Where a filter starts in the spectrum, and its weights: on the mel scale, a triangle from the peak
-/// of the filter before to the peak of the one after.
-fn filter(band: usize) -> (usize, Vec<f64>) {
-    let mel = |hertz: f64| 1127.0 * (hertz / 700.0).ln_1p();
-    let (low, high) = (mel(64.0), mel(f64::from(RATE / 2).min(8000.0)));
-    let weight = |bin: usize| {
-        let hertz = bin as f64 * f64::from(RATE) / POINTS as f64;
-        let place = (mel(hertz) - low) / (high - low) * (BANDS + 1) as f64;
-        1.0 - (place - (band + 1) as f64).abs()
-    };
-    let bins: Vec<usize> = (0..=POINTS / 2).filter(|&bin| weight(bin) > 0.0).collect();
-    (bins[0], bins.into_iter().map(weight).collect())
-}
-
 /// Gives each band of the train features mean 0 and variance 1, and treats the test features alike.
 fn normalise(train: &mut Utterances, test: &mut Utterances) {
     let frames = train.frames() as f64;
@@ -250,70 +210,15 @@ fn normalise(train: &mut Utterances, test: &mut Utterances) {
     }
 }
 
-/// A third of a phone between two others; none stands for any.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind<'a> {
-    phone: &'a str,
-    third: u8,
-    left: Option<&'a str>,
-    right: Option<&'a str>,
-}
-
-impl Kind<'_> {
-    /// This and what it falls back to: with its left neighbour, with its right one, with any.
-    fn levels(self) -> [Self; 4] {
-        let (left, right) = (Kind { right: None, ..self }, Kind { left: None, ..self });
-        [self, left, right, Kind { left: None, right: None, ..self }]
-    }
-}
-
-/// The kind of each frame, by where its middle is. What is after the last label belongs to that.
-fn kinds(frames: usize, labels: &Labels) -> Vec<Kind<'_>> {
-    let phone = |index: usize| labels.get(index).map_or(SILENCE, |(_, phone)| phone);
-    let kind = |frame| {
-        let middle = frame * STEP + WINDOW / 2;
-        let index = labels.partition_point(|(end, _)| *end <= middle).min(labels.len() - 1);
-        let start = index.checked_sub(1).map_or(0, |before| labels[before].0);
-        let length = (labels[index].0 - start).max(1);
-        let third = (3 * (middle - start) / length).min(2) as u8;
-        // Wrapped, the number before the first label has no label either.
-        let (left, right) = (Some(phone(index.wrapping_sub(1))), Some(phone(index + 1)));
-        Kind { phone: phone(index), third, left, right }
-    };
-    (0..frames).map(kind).collect()
-}
-
-/// How many train frames there are of each kind; 0 of those that only the test has.
-fn count<'a>(kinds: &[Vec<Kind<'a>>]) -> BTreeMap<Kind<'a>, usize> {
+/// How many train frames there are of each sound; 0 of those that only the test has.
+fn count<'a>(sounds: &[Vec<Sound<'a>>]) -> BTreeMap<Sound<'a>, usize> {
     let mut counts = BTreeMap::new();
-    for (index, kinds) in kinds.iter().enumerate() {
-        for kind in kinds {
-            *counts.entry(*kind).or_default() += usize::from(!is_test(index));
+    for (index, sounds) in sounds.iter().enumerate() {
+        for sound in sounds {
+            *counts.entry(*sound).or_default() += usize::from(!is_test(index));
         }
     }
     counts
-}
-
-/// The state of each kind, and how many states there are.
-///
-/// What is too rare for a state of its own falls back, together with what else is.
-fn number_states<'a>(counts: &BTreeMap<Kind<'a>, usize>) -> Result<(BTreeMap<Kind<'a>, u16>, usize)> {
-    // A large corpus has some thousand states too, not ever more.
-    let few = (counts.values().sum::<usize>() / 8000).max(80);
-    let mut rest = counts.clone();
-    let mut states = BTreeMap::new();
-    for (level, few) in [few, few, few, 0].into_iter().enumerate() {
-        let mut sums: BTreeMap<Kind, usize> = BTreeMap::new();
-        for (kind, count) in &rest {
-            *sums.entry(kind.levels()[level]).or_default() += count;
-        }
-        let common = rest.extract_if(.., |kind, _| sums[&kind.levels()[level]] >= few);
-        states.extend(common.map(|(kind, _)| (kind, kind.levels()[level])));
-    }
-    let sorted: BTreeSet<Kind> = states.values().copied().collect();
-    ensure!(sorted.len() <= 1 << 16, "{} states are too many: check the names of the phones", sorted.len());
-    let numbers: BTreeMap<Kind, u16> = sorted.into_iter().zip(0..=u16::MAX).collect();
-    Ok((states.into_iter().map(|(kind, state)| (kind, numbers[&state])).collect(), numbers.len()))
 }
 
 #[cfg(test)]
@@ -355,45 +260,6 @@ mod tests {
         let mut writer = hound::WavWriter::create(path, spec).unwrap();
         samples.into_iter().for_each(|sample| writer.write_sample(sample).unwrap());
         writer.finalize().unwrap();
-    }
-
-    #[test]
-    fn a_sine_is_loudest_in_its_band() {
-        let turn = std::f64::consts::TAU * 1000.0 / f64::from(RATE);
-        let sine = (0..RATE).map(|index| (9000.0 * (turn * f64::from(index)).sin()) as i16);
-        let features = features(&sine.collect::<Vec<_>>());
-        assert_eq!(features.len(), 98 * BANDS);
-        for frame in features.chunks(BANDS) {
-            let loudest = (0..BANDS).max_by(|&one, &two| frame[one].total_cmp(&frame[two])).unwrap();
-            // 1 kHz is halfway between the peaks of these two, which are 952 and 1053 Hz.
-            assert!([12, 13].contains(&loudest), "{loudest}");
-            assert!(frame[loudest] > frame[3] + 5.0 && frame[loudest] > frame[30] + 5.0);
-        }
-    }
-
-    #[test]
-    fn a_phone_has_thirds_and_neighbours() {
-        let labels = vec![(680, "a".to_owned()), (1640, "b".to_owned())];
-        let kinds = kinds(10, &labels);
-        let thirds: Vec<u8> = kinds.iter().map(|kind| kind.third).collect();
-        assert_eq!(thirds, [0, 1, 2, 0, 0, 1, 1, 2, 2, 2]);
-        assert_eq!(kinds[2], Kind { phone: "a", third: 2, left: Some(SILENCE), right: Some("b") });
-        assert_eq!(kinds[9], Kind { phone: "b", third: 2, left: Some("a"), right: Some(SILENCE) });
-    }
-
-    #[test]
-    fn what_is_rare_falls_back() {
-        let kind = |names: &'static str| Kind {
-            phone: "a",
-            third: 1,
-            left: Some(&names[..1]),
-            right: Some(&names[1..]),
-        };
-        // The last two are only in the test.
-        let all = ["xy", "xz", "xw", "vq", "uq", "st", "xk", "mn"].map(kind);
-        let counts = all.into_iter().zip([80, 50, 30, 40, 40, 9, 0, 0]).collect();
-        let (numbers, states) = number_states(&counts).unwrap();
-        assert_eq!((all.map(|kind| numbers[&kind]), states), ([3, 2, 2, 1, 1, 0, 2, 0], 4));
     }
 
     #[test]

@@ -1,14 +1,17 @@
-//! A whole model's compression on one learner.
+//! A whole model's compression on one learner: its steps. `frames.rs` writes them, `residuals.rs` opens what is kept.
 
+mod frames;
+mod residuals;
+
+use crate::blocks::{Rule, Scratch};
 use crate::error::CompressError;
 use crate::gradient::Gradient;
 use crate::kernel::Kernel;
 use crate::layout::{Layer, Layout};
 use crate::packet::{Packet, Selected};
 use crate::policy::Treatment;
-use crate::residual::{Residual, Rule, Scratch};
-use crate::statistics::{LayerStatistics, ResidualStatistics};
-use crate::wire::{Codec, FrameWriter, Header};
+use crate::residual::Residual;
+use crate::statistics::LayerStatistics;
 use half::f16;
 use std::sync::Arc;
 
@@ -219,12 +222,8 @@ impl Compressor {
         maxima: &[f32],
         selected: &[Selected],
     ) -> Result<(), CompressError> {
+        let state = self.not_given(layer)?;
         let parameter = || self.layout[layer].name().to_owned();
-        let state =
-            self.layers.get(layer).ok_or(CompressError::Unknown { parameter: format!("number {layer}") })?;
-        if state.compressed {
-            return Err(CompressError::Twice { parameter: parameter() });
-        }
         let elements = state.statistics.elements;
         let Store::Bins(_, bin) = state.store else {
             return Err(CompressError::NoSelection { parameter: parameter() });
@@ -260,17 +259,22 @@ impl Compressor {
         (statistics.selected, statistics.scale) = (selected, scale);
     }
 
-    fn check_layer(&self, layer: usize, gradient: Gradient<'_>) -> Result<(), CompressError> {
-        let Some(state) = self.layers.get(layer) else {
-            return Err(CompressError::Unknown { parameter: format!("number {layer}") });
-        };
-        let expected = state.statistics.elements;
-        let parameter = || self.layout[layer].name().to_owned();
-        if state.compressed {
-            return Err(CompressError::Twice { parameter: parameter() });
+    /// A layer that the open step does not have yet.
+    fn not_given(&self, layer: usize) -> Result<&LayerState, CompressError> {
+        match self.layers.get(layer) {
+            None => Err(CompressError::Unknown { parameter: format!("number {layer}") }),
+            Some(state) if state.compressed => {
+                Err(CompressError::Twice { parameter: self.layout[layer].name().to_owned() })
+            }
+            Some(state) => Ok(state),
         }
-        if gradient.len() != expected {
-            return Err(CompressError::Length { parameter: parameter(), expected, actual: gradient.len() });
+    }
+
+    fn check_layer(&self, layer: usize, gradient: Gradient<'_>) -> Result<(), CompressError> {
+        let (expected, actual) = (self.not_given(layer)?.statistics.elements, gradient.len());
+        if actual != expected {
+            let parameter = self.layout[layer].name().to_owned();
+            return Err(CompressError::Length { parameter, expected, actual });
         }
         Ok(())
     }
@@ -315,73 +319,6 @@ impl Compressor {
     /// and all learners drop the step.
     pub fn is_finite(&self) -> bool {
         self.layers.iter().all(|layer| !layer.compressed || layer.statistics.bad_bins == 0)
-    }
-
-    /// Writes the open step as a frame, over what was in `frame`.
-    pub fn encode(
-        &mut self,
-        codec: Codec,
-        learner: u32,
-        step: u64,
-        frame: &mut Vec<u8>,
-    ) -> Result<(), CompressError> {
-        self.encode_numbers(codec, learner, step, 0..self.layers.len(), frame)
-    }
-
-    /// Writes some layers of the open step as a frame of their own. Their numbers must ascend.
-    pub fn encode_layers(
-        &mut self,
-        codec: Codec,
-        learner: u32,
-        step: u64,
-        layers: &[usize],
-        frame: &mut Vec<u8>,
-    ) -> Result<(), CompressError> {
-        if !layers.is_sorted_by(|a, b| a < b) || layers.last().is_some_and(|&last| last >= self.layers.len())
-        {
-            return Err(CompressError::Layers { layers: layers.to_vec(), count: self.layers.len() });
-        }
-        self.encode_numbers(codec, learner, step, layers.iter().copied(), frame)
-    }
-
-    fn encode_numbers(
-        &mut self,
-        codec: Codec,
-        learner: u32,
-        step: u64,
-        layers: impl Iterator<Item = usize> + Clone,
-        frame: &mut Vec<u8>,
-    ) -> Result<(), CompressError> {
-        if !self.open {
-            return Err(CompressError::NotOpen);
-        }
-        self.check_compressed(layers.clone())?;
-        let non_finite = layers.clone().any(|layer| self.layers[layer].statistics.bad_bins > 0);
-        let fingerprint = self.layout.fingerprint();
-        let header = Header { codec, non_finite, fingerprint, step, learner };
-        let mut writer = FrameWriter::new(&header, &self.layout, frame);
-        if !non_finite {
-            for layer in layers {
-                if let Some(packet) = self.packet(layer) {
-                    self.layers[layer].statistics.bytes = writer.section(layer, packet);
-                }
-            }
-        }
-        writer.finish();
-        Ok(())
-    }
-
-    /// Bytes that the section of a layer of selected elements would have taken with another code, or with the same, in the last
-    /// committed step: for comparisons. None if it selected nothing in that step, or its residual was looked at since.
-    pub fn last_bytes(&self, layer: usize, codec: Codec) -> Option<usize> {
-        let (Store::Bins(residual, _) | Store::TopK(residual, _)) = &self.layers[layer].store else {
-            return None;
-        };
-        let packet = residual.last_sent()?;
-        let header =
-            Header { codec, non_finite: false, fingerprint: self.layout.fingerprint(), step: 0, learner: 0 };
-        let mut frame = Vec::new();
-        Some(FrameWriter::new(&header, &self.layout, &mut frame).section(layer, packet))
     }
 
     /// Every learner has this step: what was sent leaves the residual, and the step is over. Layers that were not given in it
@@ -429,44 +366,5 @@ impl Compressor {
     /// What each layer sent in the last step.
     pub fn statistics(&self) -> impl ExactSizeIterator<Item = LayerStatistics> {
         self.layers.iter().map(|layer| layer.statistics)
-    }
-
-    /// A layer's residual, while a step is open with what the step would send still in it; nothing for a layer that is sent
-    /// whole.
-    pub fn residual(&mut self, layer: usize) -> Option<&[f32]> {
-        self.layers[layer].store.residual_mut().map(|residual| &*residual.settled())
-    }
-
-    /// Adds to a layer's residual from an element on: what was kept elsewhere.
-    ///
-    /// # Panics
-    /// If the layer has no residual or too few elements, or a step is open.
-    pub fn add_to_residual(&mut self, layer: usize, start: usize, values: &[f32]) {
-        assert!(!self.open, "a step is open");
-        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").settled();
-        residual[start..start + values.len()].iter_mut().zip(values).for_each(|(r, value)| *r += value);
-    }
-
-    /// Has a layer's residual be this: what was kept elsewhere.
-    ///
-    /// # Panics
-    /// If the layer has no residual or another number of elements, or a step is open.
-    pub fn set_residual(&mut self, layer: usize, values: &[f32]) {
-        assert!(!self.open, "a step is open");
-        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").settled();
-        residual.copy_from_slice(values);
-    }
-
-    /// The numbers of the layers that have residuals, and these.
-    pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
-        self.layers
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(number, layer)| Some((number, layer.store.residual_mut()?.settled())))
-    }
-
-    /// The size of a layer's residual: a pass over memory, so sample it.
-    pub fn residual_statistics(&mut self, layer: usize) -> Option<ResidualStatistics> {
-        self.residual(layer).map(ResidualStatistics::of)
     }
 }

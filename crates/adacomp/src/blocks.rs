@@ -1,0 +1,186 @@
+//! Settling and selecting a block at a time, on one thread or several, so that memory is gone through once.
+
+use crate::gradient::Gradient;
+use crate::kernel::{Kernel, Run};
+use crate::packet::{Lately, Selected, Sparse};
+use crate::policy::MAX_BIN;
+use crate::scale::Scale;
+
+/// Elements that are settled, then selected from, while they are in the nearest cache.
+pub(crate) const BLOCK: usize = 1024;
+
+/// The room that kernels have in a selection for the next block, which may be a whole bin, all of it selected.
+const ROOM: usize = 2 * MAX_BIN as usize;
+
+/// A thread gets at least so many elements: starting it for fewer would take longer.
+const WORTH_A_THREAD: usize = 1 << 17;
+
+/// How to select from a gradient.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rule {
+    pub(crate) bin: usize,
+    pub(crate) soft_threshold: f32,
+    pub(crate) scale: Scale,
+    /// What the gradient is multiplied by first: the inverse loss scale.
+    pub(crate) factor: f32,
+    pub(crate) kernel: Kernel,
+    pub(crate) threads: usize,
+}
+
+/// Buffers that layers share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Scratch {
+    pub(crate) maxima: Vec<f32>,
+    pub(crate) sorted: Vec<f32>,
+    pub(crate) magnitudes: Vec<u32>,
+    workers: Vec<Worker>,
+}
+
+/// What one thread needs for itself.
+#[derive(Debug, Clone, Default)]
+struct Worker {
+    converted: Vec<f32>,
+    selected: Vec<Selected>,
+    /// The longest selection of the open step.
+    longest: usize,
+    lately: Lately,
+}
+
+impl Scratch {
+    fn workers(&mut self, count: usize) -> &mut [Worker] {
+        if self.workers.len() < count {
+            self.workers.resize_with(count, Worker::default);
+        }
+        &mut self.workers[..count]
+    }
+
+    /// Subtracts what is owed from a residual, adds a gradient and selects by bins. What was selected and the bin maxima are
+    /// here until the next time.
+    pub(crate) fn select(
+        &mut self,
+        residual: &mut [f32],
+        gradient: Gradient<'_>,
+        owed: Sparse<'_>,
+        rule: Rule,
+    ) {
+        let (elements, bins) = (residual.len(), residual.len().div_ceil(rule.bin));
+        let threads = rule.threads.min(elements / WORTH_A_THREAD).clamp(1, bins.max(1));
+        self.workers(threads);
+        self.workers.iter_mut().for_each(|worker| worker.selected.clear());
+        self.maxima.resize(bins, 0.0);
+        let whole = Part { first: 0, residual, gradient, owed, maxima: &mut self.maxima };
+        whole.select_on_threads(rule, bins.div_ceil(threads), &mut self.workers[..threads]);
+    }
+
+    /// What was selected, in order, a piece a thread.
+    pub(crate) fn selected(&self) -> impl Iterator<Item = &[Selected]> + Clone {
+        self.workers.iter().map(|worker| worker.selected.as_slice())
+    }
+
+    /// A buffer for converted gradients.
+    pub(crate) fn converted(&mut self) -> &mut Vec<f32> {
+        &mut self.workers(1)[0].converted
+    }
+
+    /// The step is over: gives back what only a longer one needed.
+    pub(crate) fn end_step(&mut self) {
+        for worker in &mut self.workers {
+            let longest = std::mem::take(&mut worker.longest);
+            worker.lately.count(longest, ROOM, &mut worker.selected);
+        }
+    }
+}
+
+/// Consecutive bins of a tensor; the last may be short.
+struct Part<'a> {
+    /// The index in the tensor of the part's first element.
+    first: usize,
+    residual: &'a mut [f32],
+    gradient: Gradient<'a>,
+    owed: Sparse<'a>,
+    maxima: &'a mut [f32],
+}
+
+impl<'a> Part<'a> {
+    /// Splits after so many bins.
+    fn split(self, bins: usize, bin: usize) -> (Self, Self) {
+        let middle = self.residual.len().min(bins * bin);
+        let (residual, residual_after) = self.residual.split_at_mut(middle);
+        let (gradient, gradient_after) = self.gradient.split_at(middle);
+        let (maxima, maxima_after) = self.maxima.split_at_mut(bins.min(self.maxima.len()));
+        let end = self.first + middle;
+        let (owed, owed_after) = (self.owed.within(0..end), self.owed.within(end..usize::MAX));
+        (
+            Self { first: self.first, residual, gradient, owed, maxima },
+            Self {
+                first: self.first + middle,
+                residual: residual_after,
+                gradient: gradient_after,
+                owed: owed_after,
+                maxima: maxima_after,
+            },
+        )
+    }
+
+    /// Each worker takes so many bins into a selection of its own; if there is only one, on this thread.
+    fn select_on_threads(self, rule: Rule, bins: usize, workers: &mut [Worker]) {
+        if let [worker] = workers {
+            return self.select(rule, worker);
+        }
+        let mut rest = self;
+        std::thread::scope(|scope| {
+            for worker in workers {
+                let part;
+                (part, rest) = rest.split(bins, rule.bin);
+                scope.spawn(move || part.select(rule, worker));
+            }
+        });
+    }
+
+    /// Settles and selects, block by block. Settling goes a block ahead: its stores are then out of the way of the
+    /// kernel's loads, and it asks for memory that the kernel will need.
+    fn select(mut self, rule: Rule, worker: &mut Worker) {
+        let Worker { converted, selected, longest, .. } = worker;
+        let block = (BLOCK / rule.bin).max(1) * rule.bin;
+        let elements = self.residual.len();
+        self.settle_below(block.min(elements));
+        for start in (0..elements).step_by(block) {
+            let end = elements.min(start + block);
+            self.settle_below(elements.min(end + block));
+            let gradient = self.gradient.read(start..end, rule.factor, converted);
+            let full = (end - start) / rule.bin * rule.bin;
+            let first_bin = start / rule.bin;
+            let last_bin = first_bin + full / rule.bin;
+            let mut run = |from: usize, to: usize, bin: usize, maxima: &mut [f32]| {
+                rule.kernel.run(Run {
+                    residual: &mut self.residual[start + from..start + to],
+                    gradient: &gradient[from..to],
+                    bin,
+                    extra: rule.soft_threshold - 1.0,
+                    first: (self.first + start + from) as u32,
+                    maxima,
+                    selected,
+                });
+            };
+            if full > 0 {
+                run(0, full, rule.bin, &mut self.maxima[first_bin..last_bin]);
+            }
+            if start + full < end {
+                run(full, end - start, end - start - full, &mut self.maxima[last_bin..=last_bin]);
+            }
+        }
+        *longest = selected.len().max(*longest);
+    }
+
+    /// Subtracts what is owed in the part's first `end` elements and has not been subtracted yet.
+    fn settle_below(&mut self, end: usize) {
+        let mut owed = self.owed.selected;
+        while let [element, rest @ ..] = owed
+            && element.index() < self.first + end
+        {
+            self.residual[element.index() - self.first] -= self.owed.values[element.sign()];
+            owed = rest;
+        }
+        self.owed.selected = owed;
+    }
+}

@@ -1,0 +1,67 @@
+//! A collective that Python provides.
+
+use crate::buffers::bytes;
+use adacomp_exchange::{Collective, CollectiveError, Incoming, Outgoing};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Carries bytes by calling a Python object, which has `learner`, `learners`, `start_to_all(bytes)`, `start_to_each(list of
+/// bytes)`, and `finish()`, which gives the messages of all learners of the oldest round.
+pub(crate) struct Bridge {
+    pub(crate) python: Py<PyAny>,
+    pub(crate) learner: usize,
+    pub(crate) learners: usize,
+    /// Whether the rounds under way are to all, oldest first.
+    pub(crate) under_way: VecDeque<bool>,
+}
+
+impl Collective for Bridge {
+    fn learners(&self) -> usize {
+        self.learners
+    }
+
+    fn hosted(&self) -> Range<usize> {
+        self.learner..self.learner + 1
+    }
+
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+        // Messages are long, so each goes before the next copy of it is made.
+        let started = Python::attach(|py| match outgoing {
+            Outgoing::ToAll(messages) => {
+                self.under_way.push_back(true);
+                let message = PyBytes::new(py, &messages[0]);
+                drop(messages);
+                self.python.call_method1(py, "start_to_all", (message,))
+            }
+            Outgoing::ToEach(messages) => {
+                self.under_way.push_back(false);
+                let copied: Vec<_> = messages[0].iter().map(|message| PyBytes::new(py, message)).collect();
+                drop(messages);
+                self.python.call_method1(py, "start_to_each", (copied,))
+            }
+        });
+        started.map(drop).map_err(transport)
+    }
+
+    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+        let to_all = self.under_way.pop_front().ok_or(CollectiveError::NotStarted)?;
+        let messages = Python::attach(|py| {
+            let messages = self.python.call_method0(py, "finish")?;
+            let messages: Vec<Bound<'_, PyAny>> = messages.extract(py)?;
+            messages.iter().map(bytes).collect::<PyResult<Vec<_>>>()
+        });
+        let messages = messages.map_err(transport)?;
+        Ok(match to_all {
+            true => Incoming::ToAll(messages.into_iter().map(Arc::new).collect()),
+            false => Incoming::ToEach(vec![messages]),
+        })
+    }
+}
+
+fn transport(error: PyErr) -> CollectiveError {
+    let reason = Python::attach(|py| error.value(py).to_string());
+    CollectiveError::Transport { transport: "torch.distributed", reason }
+}
