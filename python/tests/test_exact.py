@@ -45,10 +45,10 @@ def test_the_codec_of_the_paper(learners):
     assert rice["layers"]["fc1.weight"]["selected"] == paper["layers"]["fc1.weight"]["selected"]
 
 
-def conservation(strategy, on_host, dense_steps):
+def conservation(strategy, in_place, dense_steps):
     """Everything that was given, and where it is after 50 steps."""
     model = make()
-    hook = attach(model, on_host, strategy=strategy)
+    hook = attach(model, in_place, strategy=strategy)
 
     def go_dense_now_and_then(step):
         """As in the automatic mode."""
@@ -61,17 +61,17 @@ def conservation(strategy, on_host, dense_steps):
 
 @PATHS
 @STRATEGIES
-def test_nothing_is_lost(learners, strategy, on_host):
+def test_nothing_is_lost(learners, strategy, in_place):
     for dense_steps in ((), (10, 11, 12, 30, 49)):
-        learners(4).run(conservation, strategy, on_host, dense_steps)
+        learners(4).run(conservation, strategy, in_place, dense_steps)
 
 
 def paths(strategy):
     """Weights and residuals with the native kernel and with torch operations."""
     results = []
-    for on_host in (True, False):
+    for in_place in (True, False):
         model = make()
-        hook = attach(model, on_host, strategy=strategy)
+        hook = attach(model, in_place, strategy=strategy)
         train(model, 15)
         state = hook.state_dict()
         results.append((train(model, 0), state))

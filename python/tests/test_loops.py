@@ -110,9 +110,9 @@ def flat_or_zero(module):
     return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in module.parameters()])
 
 
-def unused(strategy, dense_from, as_view, on_host):
+def unused(strategy, dense_from, as_view, in_place):
     model = make(Branches, find_unused_parameters=True, bucket_cap_mb=0.01, gradient_as_bucket_view=as_view)
-    hook = attach(model, on_host, strategy=strategy)
+    hook = attach(model, in_place, strategy=strategy)
     given = received = 0
     for step in range(24):
         hook._engine.options["mode"] = "off" if step >= dense_from else "on"
@@ -137,11 +137,11 @@ def unused(strategy, dense_from, as_view, on_host):
         assert hook._engine.counts.plain > 5
 
 
-@pytest.mark.parametrize("as_view, on_host", [(False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("as_view, in_place", [(False, True), (True, True), (False, False)])
 @STRATEGIES
-def test_unused_parameters(learners, strategy, as_view, on_host):
+def test_unused_parameters(learners, strategy, as_view, in_place):
     for dense_from in (24, 13):
-        learners(2).run(unused, strategy, dense_from, as_view, on_host)
+        learners(2).run(unused, strategy, dense_from, as_view, in_place)
 
 
 class TwoHeads(nn.Module):

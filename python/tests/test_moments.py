@@ -52,10 +52,10 @@ def test_without_compression_all_follow_the_mean(learners):
     learners(2).run(averaged)
 
 
-def saved(folder, on_host, strategy):
+def saved(folder, in_place, strategy):
     """Trains, saves, and trains on; the weights then."""
     model = make()
-    hook = attach(model, on_host, strategy=strategy, local_adam=LocalAdam())
+    hook = attach(model, in_place, strategy=strategy, local_adam=LocalAdam())
     train(model, 6, follower(model))
     torch.save(hook.state_dict(), f"{folder}/{dist.get_rank()}.pt")
     torch.save(hook.state_dict(consolidate=True), f"{folder}/all.pt")
@@ -65,11 +65,11 @@ def saved(folder, on_host, strategy):
     return weights(model)
 
 
-def resumed(folder, on_host, strategy, files):
+def resumed(folder, in_place, strategy, files):
     """Goes on with other buckets."""
     model = make(seed=99, bucket_cap_mb=25)
     model.module.load_state_dict(torch.load(f"{folder}/model.pt"))
-    hook = attach(model, on_host, strategy=strategy, local_adam=LocalAdam())
+    hook = attach(model, in_place, strategy=strategy, local_adam=LocalAdam())
     hook.load_state_dict([torch.load(f"{folder}/{file}.pt") for file in files])
     train(model, 6, follower(model), start=6)
     assert_replicas(model)
@@ -78,10 +78,10 @@ def resumed(folder, on_host, strategy, files):
 
 @PATHS
 @STRATEGIES
-def test_resume_gives_the_same_bits(learners, tmp_path, on_host, strategy):
-    expected = learners(2).run(saved, str(tmp_path), on_host, strategy)
+def test_resume_gives_the_same_bits(learners, tmp_path, in_place, strategy):
+    expected = learners(2).run(saved, str(tmp_path), in_place, strategy)
     # Whatever order their states are in.
-    found = learners(2).run(resumed, str(tmp_path), on_host, strategy, [1, 0])
+    found = learners(2).run(resumed, str(tmp_path), in_place, strategy, [1, 0])
     assert all(torch.equal(weights, expected[0]) for weights in found)
 
 
@@ -97,10 +97,10 @@ def kept(hook):
     return {name: values for name, values in hook.state_dict().items() if name != "adacomp"}
 
 
-def poisoned(on_host):
+def poisoned(in_place):
     """One element of one learner's gradient that is not finite: its parameter's moments and residual stay as they were."""
     model = make()
-    hook = attach(model, on_host, local_adam=LocalAdam())
+    hook = attach(model, in_place, local_adam=LocalAdam())
     optimizer = follower(model)
     train(model, 3, optimizer)
     before = kept(hook)
@@ -128,8 +128,8 @@ def spoiled(gradient):
 
 
 @PATHS
-def test_a_bad_gradient_does_not_poison_moments(learners, on_host):
-    learners(2).run(poisoned, on_host)
+def test_a_bad_gradient_does_not_poison_moments(learners, in_place):
+    learners(2).run(poisoned, in_place)
 
 
 class Half(Net):

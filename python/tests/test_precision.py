@@ -23,10 +23,10 @@ from training import (
 )
 
 
-def half(dtype, strategy, on_host):
+def half(dtype, strategy, in_place):
     """A model whose weights and gradients are of 16 bits. Residuals are not. Some steps are dense."""
     model = make(lambda: Net().to(dtype))
-    hook = attach(model, on_host, strategy=strategy)
+    hook = attach(model, in_place, strategy=strategy)
 
     def go_dense_now_and_then(step):
         hook._engine.options["mode"] = "off" if step in (8, 9) else "on"
@@ -53,8 +53,8 @@ def train_half(model, dtype):
 @PATHS
 @STRATEGIES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_sixteen_bits(learners, dtype, strategy, on_host):
-    learners(2).run(half, dtype, strategy, on_host)
+def test_sixteen_bits(learners, dtype, strategy, in_place):
+    learners(2).run(half, dtype, strategy, in_place)
 
 
 def mixed():
@@ -76,11 +76,11 @@ def test_autocast(learners):
     learners(2).run(mixed)
 
 
-def scaler_overflow(strategy, on_host):
+def scaler_overflow(strategy, in_place):
     """An overflow on one learner: all skip the step and back off, and the residuals are what they were or finite."""
     model = make()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
-    hook = attach(model, on_host, scaler=scaler, strategy=strategy)
+    hook = attach(model, in_place, scaler=scaler, strategy=strategy)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     scales, skipped = [], []
     for step in range(14):
@@ -106,21 +106,21 @@ def scaler_overflow(strategy, on_host):
 
 @PATHS
 @STRATEGIES
-def test_an_overflow_is_skipped_by_all(learners, strategy, on_host):
-    first, second = learners(2).run(scaler_overflow, strategy, on_host)
+def test_an_overflow_is_skipped_by_all(learners, strategy, in_place):
+    first, second = learners(2).run(scaler_overflow, strategy, in_place)
     assert first == second
     # It has grown before and after, and been halved once.
     assert first[5] == 2048.0 and first[6] == 1024.0 and first[-1] == 2048.0
 
 
-def changing_scale(on_host):
+def changing_scale(in_place):
     """A loss scale that changes from step to step changes nothing, and going dense in between neither."""
     states = []
     for scales in ([1.0] * 6, [2.0**16, 2.0**3, 2.0**10, 2.0**12, 2.0**5, 1.0]):
         model = make()
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.zeros(1))
-        hook = attach(model, on_host, scaler=scaler)
+        hook = attach(model, in_place, scaler=scaler)
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         for step, scale in enumerate(scales):
             hook._engine.options["mode"] = "off" if step == 3 else "on"
@@ -136,8 +136,8 @@ def changing_scale(on_host):
 
 
 @PATHS
-def test_a_changed_loss_scale_distorts_nothing(learners, on_host):
-    learners(2).run(changing_scale, on_host)
+def test_a_changed_loss_scale_distorts_nothing(learners, in_place):
+    learners(2).run(changing_scale, in_place)
 
 
 def overflow_of_the_average():
@@ -191,11 +191,11 @@ def test_a_nan_poisons_nothing(learners):
     learners(2).run(not_a_number)
 
 
-def dropped(strategy, on_host, dtype, kind):
+def dropped(strategy, in_place, dtype, kind):
     """One learner's gradient is not finite in one layer: nobody gets anything, and nothing is lost but what was not finite and
     what is sent whole."""
     model = make(lambda: Net().to(dtype))
-    hook = attach(model, on_host, strategy=strategy)
+    hook = attach(model, in_place, strategy=strategy)
     given = received = 0
     for step in range(8):
         hook._engine.options["mode"] = "off" if step == 4 and kind == "everything" else "on"
@@ -232,5 +232,5 @@ def kept_in(model, is_dropped, bad):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @PATHS
 @STRATEGIES
-def test_a_dropped_step_is_delayed_and_not_lost(learners, strategy, on_host, dtype, kind):
-    learners(2).run(dropped, strategy, on_host, dtype, kind)
+def test_a_dropped_step_is_delayed_and_not_lost(learners, strategy, in_place, dtype, kind):
+    learners(2).run(dropped, strategy, in_place, dtype, kind)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import adacomp.torch
 
 # Tests that hold for buckets in place and by way of selections, and for all strategies.
-PATHS = pytest.mark.parametrize("on_host", [True, False], ids=["native", "torch-operations"])
+PATHS = pytest.mark.parametrize("in_place", [True, False], ids=["native", "torch-operations"])
 STRATEGIES = pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
 
 
@@ -87,12 +87,12 @@ def assert_replicas(model):
         assert torch.equal(other, weights(model))
 
 
-def attach(model, on_host=None, **options):
-    """`on_host=False` has the path for other devices taken."""
+def attach(model, in_place=None, **options):
+    """`in_place=False` has the path for other devices taken."""
     options.setdefault("mode", "on")
     options.setdefault("time_limit", 30)
     hook = adacomp.torch.Hook(**options)
-    hook._on_host = on_host
+    hook._in_place = in_place
     hook.bind(model)
     model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
     return hook

@@ -1,6 +1,6 @@
-//! `docs/clusters.md` as far as it can be tried here: two hosts, each a network namespace, that do what it says.
+//! `docs/clusters.md` as far as it can be tried here: two machines, each a network namespace, that do what it says.
 
-use crate::hosts::{Hosts, inside, run_together};
+use crate::machines::{Machines, inside, run_together};
 use crate::python;
 use crate::shell::{Result, command, output, root, run};
 use std::fs;
@@ -13,9 +13,9 @@ const LIMIT: Duration = Duration::from_secs(180);
 
 /// Stands for a login on another machine: `agent HOST COMMAND...`.
 const AGENT: &str = "#!/bin/sh
-host=$1
+machine=$1
 shift
-exec ip netns exec $host unshare --uts sh -c \"hostname $host; $*\"
+exec ip netns exec $machine unshare --uts sh -c \"hostname $machine; $*\"
 ";
 
 /// A block of the document, with its language.
@@ -43,9 +43,9 @@ pub(crate) fn check() -> Result {
         let block = blocks.iter().find(|block| block.language == language && block.text.contains(word));
         block.map(|block| block.text).ok_or(format!("{}: no block with {word}", path.display()))
     };
-    let hosts = Hosts::new(2, None)?;
-    torchrun(&hosts, find("bash", "--rdzv-endpoint MACHINE-1")?)?;
-    mpirun(&hosts, find("text", "slots")?, find("bash", "--hostfile hosts")?)
+    let machines = Machines::new(2, None)?;
+    torchrun(&machines, find("bash", "--rdzv-endpoint MACHINE-1")?)?;
+    mpirun(&machines, find("text", "slots")?, find("bash", "--hostfile hosts")?)
 }
 
 fn blocks(text: &str) -> Vec<Block<'_>> {
@@ -66,8 +66,8 @@ fn check_yaml(text: &str) -> Result {
     Ok(())
 }
 
-/// The same command on both hosts, as the document has it, with few samples.
-fn torchrun(hosts: &Hosts, block: &str) -> Result {
+/// The same command on both machines, as the document has it, with few samples.
+fn torchrun(machines: &Machines, block: &str) -> Result {
     let block = block.replace("MACHINE-", "machine-").replace("INTERFACE", "eth");
     let data = root().join("target/clusters/mnist");
     stand_in(&data).map_err(|error| format!("{}: {error}", data.display()))?;
@@ -78,13 +78,13 @@ fn torchrun(hosts: &Hosts, block: &str) -> Result {
         python::environment().join("bin").display(),
         std::env::var("PATH").unwrap_or_default()
     );
-    let on = |host: usize| {
-        let mut shell = hosts.on(host);
+    let on = |machine: usize| {
+        let mut shell = machines.on(machine);
         shell.args(["bash", "-ec", &block]).env("PATH", &path);
         shell
     };
     run_together((0..2).map(on).collect(), LIMIT)?;
-    println!("clusters: torchrun on two hosts");
+    println!("clusters: torchrun on two machines");
     Ok(())
 }
 
@@ -103,8 +103,8 @@ fn stand_in(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// One process a host, started from the first.
-fn mpirun(hosts: &Hosts, list: &str, block: &str) -> Result {
+/// One process a machine, started from the first.
+fn mpirun(machines: &Machines, list: &str, block: &str) -> Result {
     let folder = root().join("target/clusters");
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
@@ -124,11 +124,11 @@ fn mpirun(hosts: &Hosts, list: &str, block: &str) -> Result {
     let block = block.replace("target/release/", "target/debug/");
     let block = block.replace("--hostfile hosts", &format!("--hostfile {}", list.display()));
     let block = block.trim_end().replace("--epochs 3", "--steps 20") + &format!(" --out {}", out.display());
-    let mut shell = hosts.on(0);
+    let mut shell = machines.on(0);
     shell.args(["bash", "-ec", &block]);
     shell.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     shell.env("OMPI_MCA_plm_rsh_agent", agent).env("OMPI_MCA_oob_tcp_if_include", "eth");
     run_together(vec![shell], LIMIT)?;
-    println!("clusters: mpirun on two hosts");
+    println!("clusters: mpirun on two machines");
     Ok(())
 }

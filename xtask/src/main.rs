@@ -6,7 +6,7 @@ mod clusters;
 mod document;
 mod experiments;
 mod fuzz;
-mod hosts;
+mod machines;
 mod network;
 mod python;
 mod shell;
@@ -26,7 +26,7 @@ cargo xtask COMMAND
                           Chromium draws the page of figures
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
   python                  the Python package alone: style, wheel, tests
-  clusters                what docs/clusters.md says, on two hosts that are network namespaces, as root
+  clusters                what docs/clusters.md says, on two machines that are network namespaces, as root
   avx512                  the kernel tests on an emulated processor with AVX-512";
 
 fn main() -> ExitCode {

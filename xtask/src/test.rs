@@ -71,7 +71,7 @@ fn install_mpi() -> Result {
     install("mpicc", &["openmpi-bin", "libopenmpi-dev", "libclang-dev"])
 }
 
-/// Learners in processes of their own, also on two hosts that are network namespaces.
+/// Learners in processes of their own, also on two machines that are network namespaces.
 fn mpi() -> Result {
     install("ip", &["iproute2"])?;
     // The tests end learners by their process ids.

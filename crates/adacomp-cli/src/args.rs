@@ -35,6 +35,7 @@ pub(crate) enum Command {
     )]
     Compare(CompareArguments),
     /// List the recipes, what they train and what to expect
+    #[command(after_help = "Example:\n  adacomp recipes")]
     Recipes,
     /// Fetch data, or see where it is
     #[command(subcommand, after_help = "Example:\n  adacomp data get mnist")]
@@ -57,13 +58,16 @@ pub(crate) enum Command {
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataCommand {
     /// List the data sets, and whether they are here
+    #[command(after_help = "Example:\n  adacomp data list")]
     List,
     /// Fetch a data set
+    #[command(after_help = "Example:\n  adacomp data get mnist")]
     Get {
-        /// Its name
+        /// Its name; `adacomp data list` has them
         name: String,
     },
     /// Print the folder that data is kept in
+    #[command(after_help = "Example:\n  du -sh $(adacomp data where)")]
     Where,
 }
 

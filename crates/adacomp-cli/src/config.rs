@@ -281,15 +281,7 @@ impl Config {
     }
 }
 
-impl Scheme {
-    /// As on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Dense => "dense",
-            Self::Adacomp => "adacomp",
-            Self::LocalSelection => "local-selection",
-            Self::TopK => "top-k",
-            Self::F16 => "f16",
-        }
-    }
+/// What a choice is called on the command line.
+pub(crate) fn value_name(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

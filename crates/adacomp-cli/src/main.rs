@@ -1,5 +1,8 @@
 //! The program `adacomp`: trains models with many learners, dense and with AdaComp, and shows the result.
 
+#[macro_use]
+mod show;
+
 mod args;
 mod checkpoint;
 mod commands;
@@ -19,7 +22,6 @@ mod recipes;
 mod report;
 mod reporter;
 mod session;
-mod show;
 mod tensors;
 mod train;
 
@@ -67,7 +69,7 @@ fn main() -> ExitCode {
 /// Help where it was asked for; else what is wrong with the command line, in one line as all errors.
 fn explain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        print!("{error}");
+        tell!("{error}");
         return ExitCode::SUCCESS;
     }
     let text = error.to_string();

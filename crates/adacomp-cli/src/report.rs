@@ -16,7 +16,7 @@ pub(crate) struct Data<'a> {
     pub(crate) configuration: Vec<(String, String)>,
     pub(crate) machine: String,
     /// A scheme and what it did.
-    pub(crate) runs: Vec<(&'a str, &'a History)>,
+    pub(crate) runs: Vec<(String, &'a History)>,
 }
 
 /// The page; its script reads the data and draws.

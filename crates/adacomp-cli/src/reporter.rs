@@ -1,7 +1,7 @@
 //! How a run goes, as people and programs want to see it.
 
 use crate::args::JsonLines;
-use crate::config::Config;
+use crate::config::{Config, value_name};
 use crate::history::Epoch;
 use crate::meter::Sums;
 use crate::recipes::Metric;
@@ -30,7 +30,7 @@ impl Terminal {
     pub(crate) fn new(config: &Config, metric: Metric, json: Option<JsonLines>, steps: u64) -> Self {
         let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} steps, {msg}, {eta} left");
         let bar = ProgressBar::new(steps).with_style(style.expect("the template is valid"));
-        bar.set_prefix(format!("{} {}", config.recipe, config.scheme.name()));
+        bar.set_prefix(format!("{} {}", config.recipe, value_name(config.scheme)));
         let config = config.clone();
         Self {
             config,
@@ -46,7 +46,7 @@ impl Terminal {
 
     /// Prints without tearing the bar.
     fn print(&self, line: &str) {
-        self.bar.suspend(|| println!("{line}"));
+        self.bar.suspend(|| say!("{line}"));
     }
 
     fn head(&mut self) {

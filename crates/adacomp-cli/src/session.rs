@@ -2,7 +2,7 @@
 
 use crate::args::{JsonLines, TrainingArguments};
 use crate::checkpoint::{Checkpoint, run_folder};
-use crate::config::{Config, MAX_LEARNERS, Scheme};
+use crate::config::{Config, MAX_LEARNERS, Scheme, value_name};
 use crate::data::Data;
 use crate::endpoint::Ended;
 use crate::engine::Processes;
@@ -126,21 +126,21 @@ impl<'a> Session<'a> {
         }
         let mut configuration = serde_json::to_value(&self.config)?;
         configuration["scheme"] =
-            json!(self.schemes.iter().map(|scheme| scheme.name()).collect::<Vec<_>>().join(", "));
+            json!(self.schemes.iter().copied().map(value_name).collect::<Vec<_>>().join(", "));
         if self.json().is_some() {
-            println!("{}", json!({ "configuration": configuration }));
+            say!("{}", json!({ "configuration": configuration }));
             return Ok(());
         }
-        println!("{}: {}", self.recipe.name, self.recipe.about);
+        say!("{}: {}", self.recipe.name, self.recipe.about);
         let (train, test) = (self.data.train.len(), self.data.test.len());
         let more = [
             ("samples".to_owned(), format!("{train} to train, {test} to test")),
             ("threads".to_owned(), self.threads.to_string()),
         ];
         for (name, value) in flat(&configuration).into_iter().chain(more) {
-            println!("  {name:<15} {value}");
+            say!("  {name:<15} {value}");
         }
-        println!();
+        say!("");
         Ok(())
     }
 

@@ -1,4 +1,29 @@
-//! Numbers and tables for people.
+//! What the program says, and numbers and tables for people.
+
+use std::fmt;
+use std::io::{self, Write};
+
+/// Prints, as `print!` does.
+macro_rules! tell {
+    ($($text:tt)*) => { $crate::show::write(format_args!($($text)*)) };
+}
+
+/// Prints a line, as `println!` does.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::show::write(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+/// Writes to standard output. Where nobody reads on, as after `| head`, work goes on in silence; where it cannot be written, as
+/// on a full disk, the program ends.
+pub(crate) fn write(text: fmt::Arguments<'_>) {
+    match io::stdout().write_fmt(text) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("error: cannot write to standard output: {error}");
+            std::process::exit(i32::from(crate::CANNOT));
+        }
+        _ => {}
+    }
+}
 
 /// Rows of cells as columns: the first to the left, the others to the right.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {

@@ -34,7 +34,7 @@ class _Bucket:
 
 
 class Engine:
-    def __init__(self, ddp, rules, options, on_host=None):
+    def __init__(self, ddp, rules, options, in_place=None):
         self.options = options
         self.group = ddp.process_group
         named = policy.parameters(ddp)
@@ -56,7 +56,7 @@ class Engine:
         self.collective.forget_lengths()
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         unused_may_be = ddp.find_unused_parameters or ddp.static_graph
-        self.path = path_for(self.device, self.exchange, self.layout, options["soft_threshold"], unused_may_be, on_host)
+        self.path = path_for(self.device, self.exchange, self.layout, options["soft_threshold"], unused_may_be, in_place)
         # With `local_adam`: those of this learner's gradient.
         self.moments = Moments(options["local_adam"]) if options["local_adam"] else None
 

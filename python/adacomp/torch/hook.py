@@ -96,7 +96,7 @@ class Hook:
             names=list((names or {}).items()),
         )
         # For tests: the path for other devices, on tensors of the processor.
-        self._on_host = None
+        self._in_place = None
         self._engine = None
         self._to_load = None
 
@@ -104,7 +104,7 @@ class Hook:
         """Connects the hook with its model and the other learners; all must do so."""
         if self._engine is not None:
             raise RuntimeError("the hook has a model already; make one for each model")
-        self._engine = Engine(ddp, self._policy, self._options, self._on_host)
+        self._engine = Engine(ddp, self._policy, self._options, self._in_place)
         if self._engine.collective.learner == 0:
             _show_log()
             logger.info("%s", self._engine.introduction())

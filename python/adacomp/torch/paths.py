@@ -6,21 +6,21 @@ import torch
 from .select import DeviceResiduals
 
 
-def path_for(device, exchange, layout, soft_threshold, skip_unused, on_host=None):
-    """The path for buckets on this device. `on_host` has the other one taken: for tests on one machine."""
-    on_host = device.type == "cpu" if on_host is None else on_host
-    if on_host:
-        return HostPath(exchange, skip_unused)
-    return DevicePath(exchange, layout, device, soft_threshold, skip_unused)
+def path_for(device, exchange, layout, soft_threshold, skip_unused, in_place=None):
+    """The path for buckets on this device. `in_place` has this one taken or the other, whatever the device: for tests."""
+    in_place = device.type == "cpu" if in_place is None else in_place
+    if in_place:
+        return PathInPlace(exchange, skip_unused)
+    return PathBySelections(exchange, layout, device, soft_threshold, skip_unused)
 
 
-def host_array(tensor):
+def as_array(tensor):
     """A processor's tensor as an array, in place; bfloat16, which NumPy does not know, as uint16."""
     tensor = tensor.detach()
     return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
-class HostPath:
+class PathInPlace:
     """The native kernel works on the buckets themselves."""
 
     def __init__(self, exchange, skip_unused):
@@ -31,14 +31,14 @@ class HostPath:
         self._exchange.set_loss_scale(scale)
 
     def give(self, buffer, layers):
-        self._exchange.give(host_array(buffer), layers)
+        self._exchange.give(as_array(buffer), layers)
 
     def finish(self, buckets):
         """None, or a learner whose gradient is not finite."""
-        return self._exchange.finish([(host_array(buffer), layers) for buffer, layers in buckets])
+        return self._exchange.finish([(as_array(buffer), layers) for buffer, layers in buckets])
 
     def add_residuals(self, buffer, layers):
-        return self._exchange.add_residuals(host_array(buffer), layers, self._skip_unused)
+        return self._exchange.add_residuals(as_array(buffer), layers, self._skip_unused)
 
     def end_elsewhere(self, arrived):
         self._exchange.end_elsewhere(arrived)
@@ -50,7 +50,7 @@ class HostPath:
         """Takes them back."""
 
 
-class DevicePath:
+class PathBySelections:
     """Gradients stay on their device. What is selected of them there goes to the native side, and the average comes back as the
     few elements that it has."""
 
@@ -77,18 +77,18 @@ class DevicePath:
                 maxima, packed = self._device.select(layer, gradient, bin, self._skip_unused)
                 self._exchange.give_selection(layer, maxima.cpu().numpy(), packed.cpu().numpy())
             else:
-                self._exchange.give_layer(layer, host_array(part.cpu()))
+                self._exchange.give_layer(layer, as_array(part.cpu()))
 
     def finish(self, buckets):
         # In the buckets' own format, so that an average that does not fit it is found.
-        hosts = [(torch.empty(buffer.shape, dtype=buffer.dtype), layers) for buffer, layers in buckets]
-        non_finite = self._exchange.finish([(host_array(host), layers) for host, layers in hosts])
+        averages = [(torch.empty(buffer.shape, dtype=buffer.dtype), layers) for buffer, layers in buckets]
+        non_finite = self._exchange.finish([(as_array(average), layers) for average, layers in averages])
         if non_finite is not None:
             self._device.take_back()
             return non_finite
         self._device.commit(self._exchange.scale)
-        for (buffer, layers), (host, _) in zip(buckets, hosts):
-            for layer, part, average in zip(layers, self._split(buffer, layers), self._split(host, layers)):
+        for (buffer, layers), (whole, _) in zip(buckets, averages):
+            for layer, part, average in zip(layers, self._split(buffer, layers), self._split(whole, layers)):
                 if isinstance(self._treatments[layer], int):
                     index = average.nonzero().squeeze(1)
                     part.zero_()
@@ -98,9 +98,9 @@ class DevicePath:
         return None
 
     def add_residuals(self, buffer, layers):
-        host = buffer.cpu() if buffer.device.type != "cpu" else buffer.clone()
-        good, unused = self._exchange.add_residuals(host_array(host), layers, self._skip_unused)
-        buffer.copy_(host)
+        copy = buffer.cpu() if buffer.device.type != "cpu" else buffer.clone()
+        good, unused = self._exchange.add_residuals(as_array(copy), layers, self._skip_unused)
+        buffer.copy_(copy)
         return good, unused
 
     def end_elsewhere(self, arrived):

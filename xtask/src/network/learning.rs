@@ -1,6 +1,6 @@
-//! A learner of the benchmark on each host.
+//! A learner of the benchmark on each machine.
 
-use crate::hosts::{Hosts, run_together};
+use crate::machines::{Machines, run_together};
 use crate::python;
 use crate::shell::{Result, root};
 use std::fs;
@@ -40,28 +40,28 @@ impl Allocator {
 
 impl Learning<'_> {
     /// The lines of results of the first learner.
-    pub(super) fn run(&self, hosts: &Hosts) -> Result<Vec<String>> {
-        let learners = (0..self.learners).map(|host| self.learner(hosts, host));
+    pub(super) fn run(&self, machines: &Machines) -> Result<Vec<String>> {
+        let learners = (0..self.learners).map(|machine| self.learner(machines, machine));
         run_together(learners.collect::<Result<_>>()?, LIMIT)?;
         let output = fs::read_to_string(output_file(0)).map_err(|error| error.to_string())?;
         let lines: Vec<_> = output.lines().filter(|line| line.starts_with('{')).map(str::to_owned).collect();
         if lines.is_empty() { Err(format!("no results:\n{output}")) } else { Ok(lines) }
     }
 
-    fn learner(&self, hosts: &Hosts, host: usize) -> Result<Command> {
-        let file = fs::File::create(output_file(host)).map_err(|error| error.to_string())?;
-        let mut learner = hosts.on(host);
+    fn learner(&self, machines: &Machines, machine: usize) -> Result<Command> {
+        let file = fs::File::create(output_file(machine)).map_err(|error| error.to_string())?;
+        let mut learner = machines.on(machine);
         learner.arg(python::environment().join("bin/python"));
         learner.args(["python/benches/network.py", self.workload, "--interface", "eth"]);
         learner.args(&self.arguments);
         learner.envs([("MASTER_ADDR", "machine-1"), ("MASTER_PORT", "29500"), ("GLOO_SOCKET_IFNAME", "eth")]);
-        learner.env("RANK", host.to_string()).env("WORLD_SIZE", self.learners.to_string());
+        learner.env("RANK", machine.to_string()).env("WORLD_SIZE", self.learners.to_string());
         learner.envs(self.allocator.settings().iter().copied());
         learner.stdout(file);
         Ok(learner)
     }
 }
 
-fn output_file(host: usize) -> PathBuf {
-    root().join(format!("target/network-{host}.log"))
+fn output_file(machine: usize) -> PathBuf {
+    root().join(format!("target/network-{machine}.log"))
 }

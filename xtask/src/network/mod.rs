@@ -4,7 +4,7 @@ mod learning;
 mod picture;
 mod report;
 
-use crate::hosts::{Hosts, inside, is_inside};
+use crate::machines::{Machines, inside, is_inside};
 use crate::python;
 use crate::shell::{Result, root};
 use learning::{Allocator, Learning};
@@ -140,7 +140,7 @@ fn measure(workload: &str, learners: usize, link: &Link, methods: &[&str]) -> Re
         return Ok(());
     }
     let start = Instant::now();
-    let hosts = Hosts::new(learners, link.rate)?;
+    let machines = Machines::new(learners, link.rate)?;
     // The mlp is what claims are made about; the others' turns are long enough once they share cores.
     let turns = if learners > 2 && workload != "mlp" { 1 } else { link.turns };
     let mut arguments = vec![
@@ -154,7 +154,7 @@ fn measure(workload: &str, learners: usize, link: &Link, methods: &[&str]) -> Re
     if !methods.is_empty() {
         arguments.extend(["--methods".to_owned(), methods.join(",")]);
     }
-    let lines = Learning { workload, learners, arguments, allocator: Allocator::Keeps }.run(&hosts)?;
+    let lines = Learning { workload, learners, arguments, allocator: Allocator::Keeps }.run(&machines)?;
     let lines = lines.iter().map(|line| line.replacen('{', &format!("{{\"link\": \"{}\", ", link.name), 1));
     let lines: Vec<_> = lines.collect();
     println!("{}\n{} s", lines.join("\n"), start.elapsed().as_secs());
@@ -165,14 +165,14 @@ fn measure(workload: &str, learners: usize, link: &Link, methods: &[&str]) -> Re
 fn memory(workload: &str, learners: usize, methods: &[&str]) -> Result {
     println!("{workload}, {learners} learners: memory");
     let done = Results::read()?;
-    let hosts = Hosts::new(learners, None)?;
+    let machines = Machines::new(learners, None)?;
     for method in METHODS.iter().filter(|method| among(methods, method)) {
         if methods.is_empty() && done.has_peak(workload, method) {
             continue;
         }
         let arguments = vec!["--memory".to_owned(), "--methods".to_owned(), (*method).to_owned()];
         let lines =
-            Learning { workload, learners, arguments, allocator: Allocator::GivesBack }.run(&hosts)?;
+            Learning { workload, learners, arguments, allocator: Allocator::GivesBack }.run(&machines)?;
         println!("{}", lines.join("\n"));
         if methods.is_empty() {
             keep(&lines)?;

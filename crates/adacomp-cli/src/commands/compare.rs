@@ -4,7 +4,7 @@ use crate::End;
 use crate::args::{CompareArguments, TrainingArguments};
 use crate::checkpoint::Checkpoint;
 use crate::commands::train::result;
-use crate::config::{Config, Scheme};
+use crate::config::{Config, Scheme, value_name};
 use crate::endpoint::Ended;
 use crate::files::write_whole;
 use crate::recipes::{Metric, Recipe};
@@ -53,10 +53,10 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
     let mut runs = Vec::new();
     for &scheme in &comparison.schemes {
         let config = Config { scheme, ..comparison.config.clone() };
-        let own = folder.join(scheme.name());
+        let own = folder.join(value_name(scheme));
         let from = Checkpoint::find(&own)?;
         if session.speaks() && session.json().is_none() {
-            println!("{}", scheme.name());
+            say!("{}", value_name(scheme));
         }
         let ended = session.train(config, &own, None, from.as_ref())?;
         let interrupted = ended.interrupted;
@@ -114,7 +114,7 @@ fn write_report(
             .filter(|(name, _)| name != "scheme")
             .collect(),
         machine: format!("{} threads, {} kernel", session.threads, adacomp::Kernel::best().name()),
-        runs: runs.iter().map(|(scheme, ended)| (scheme.name(), &ended.history)).collect(),
+        runs: runs.iter().map(|(scheme, ended)| (value_name(*scheme), &ended.history)).collect(),
     };
     write_whole(&folder.join(REPORT), report::page(&data)?.as_bytes())
 }
@@ -134,9 +134,9 @@ fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) -> Result<()> {
     if session.json().is_some() {
         let mut line = Map::from_iter([("recipe".to_owned(), json!(recipe.name))]);
         for (scheme, ended) in runs {
-            line.insert(scheme.name().to_owned(), result(recipe.metric, ended)?);
+            line.insert(value_name(*scheme), result(recipe.metric, ended)?);
         }
-        println!("{}", Value::Object(line));
+        say!("{}", Value::Object(line));
         return Ok(());
     }
     let measure = match recipe.metric {
@@ -151,7 +151,7 @@ fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) -> Result<()> {
             Metric::Loss => format!("{:.4}", last.test_loss),
         };
         rows.push(row([
-            scheme.name(),
+            &value_name(*scheme),
             &measured,
             &show::rate(last.total.rate.overall),
             &show::rate(last.total.rate.conv),
@@ -160,6 +160,6 @@ fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) -> Result<()> {
             &show::seconds(last.total.seconds),
         ]));
     }
-    println!("\n{}", show::table(&rows));
+    say!("\n{}", show::table(&rows));
     Ok(())
 }

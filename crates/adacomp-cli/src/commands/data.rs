@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 pub(crate) fn run(command: &DataCommand) -> Result<End> {
     match command {
         DataCommand::List => list(),
-        DataCommand::Where => println!("{}", cache_folder()?.display()),
+        DataCommand::Where => say!("{}", cache_folder()?.display()),
         DataCommand::Get { name } => fetch(name)?,
     }
     Ok(End::Done)
@@ -23,7 +23,7 @@ fn list() {
                 format!("to fetch: {}, {}", package.name, crate::show::bytes(package.bytes as f64))
             }
         };
-        println!("{}\n    {}\n    {state}\n    by hand: {}\n", data.name(), data.about(), data.files());
+        say!("{}\n    {}\n    {state}\n    by hand: {}\n", data.name(), data.about(), data.files());
     }
 }
 
@@ -33,8 +33,8 @@ fn fetch(name: &str) -> Result<()> {
         bail!("there is no data set `{name}`: choose one of {}", names.join(", "));
     };
     match data.package() {
-        None => println!("{name}: nothing to fetch; {}", data.about()),
-        Some(_) => println!("{}", get(data)?.display()),
+        None => say!("{name}: nothing to fetch; {}", data.about()),
+        Some(_) => say!("{}", get(data)?.display()),
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 
 pub(crate) fn run(path: &Path) -> Result<End> {
     let text = if path.is_dir() { checkpoint(path)? } else { file(path)? };
-    print!("{text}");
+    tell!("{text}");
     Ok(End::Done)
 }
 

@@ -39,12 +39,12 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<End> {
             "model": model, "setting": setting, "machine": used, "calibrated": machine.is_some(),
             "predictions": predictions, "recommendation": best.name(), "reason": reason,
         });
-        println!("{plan}");
+        say!("{plan}");
     } else {
-        print!("{}", text(&model, &setting, &predictions));
-        println!("\n{}: {reason}", best.name());
+        tell!("{}", text(&model, &setting, &predictions));
+        say!("\n{}: {reason}", best.name());
         if machine.is_none() {
-            println!(
+            say!(
                 "This machine has not been measured, so costs of computing are those of another; see --calibrate."
             );
         }
@@ -165,11 +165,11 @@ fn below(predictions: &[Prediction]) -> String {
 fn show_machine(machine: Option<Machine>, as_json: bool) -> Result<End> {
     let machine = machine.unwrap_or_default();
     if as_json {
-        println!("{}", serde_json::to_string(&machine)?);
+        say!("{}", serde_json::to_string(&machine)?);
         return Ok(End::Done);
     }
     let nanoseconds = |seconds: f64| format!("{:.2} ns", 1e9 * seconds);
-    print!(
+    tell!(
         "{}",
         table(&[
             row(["to copy an element", &nanoseconds(machine.copy)]),
@@ -181,7 +181,7 @@ fn show_machine(machine: Option<Machine>, as_json: bool) -> Result<End> {
             row(["to start and end a collective", &show_seconds(machine.collective)]),
         ])
     );
-    println!("kept in {}", Machine::file()?.display());
+    say!("kept in {}", Machine::file()?.display());
     Ok(End::Done)
 }
 
@@ -190,7 +190,7 @@ fn compare(path: &Path, machine: Option<Machine>, as_json: bool) -> Result<End> 
     let checked = check(path, &machine.unwrap_or_default())?;
     if as_json {
         for checked in &checked {
-            println!("{}", serde_json::to_string(checked)?);
+            say!("{}", serde_json::to_string(checked)?);
         }
         return Ok(End::Done);
     }
@@ -207,13 +207,13 @@ fn compare(path: &Path, machine: Option<Machine>, as_json: bool) -> Result<End> 
             &format!("{:.3}{wrong}", checked.predicted_ratio),
         ]));
     }
-    print!("{}", table(&rows));
+    tell!("{}", table(&rows));
     let largest = |slow: bool| {
         let errors = checked.iter().filter(|checked| checked.slow == slow).map(|checked| checked.error.abs());
         100.0 * errors.fold(0.0, f64::max)
     };
     let wrong = checked.iter().filter(|checked| checked.wrong_side).count();
-    println!(
+    say!(
         "\nlargest error at 1 Gbit and below: {:.0}%, above: {:.0}%; on the wrong side of break-even by more than 10%: {wrong} of {}",
         largest(true),
         largest(false),

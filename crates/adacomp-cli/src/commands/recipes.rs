@@ -1,22 +1,22 @@
 //! `adacomp recipes`
 
 use crate::End;
-use crate::config::Config;
+use crate::config::{Config, value_name};
 use crate::recipes::RECIPES;
 use anyhow::Result;
 
 pub(crate) fn run() -> Result<End> {
     for recipe in RECIPES {
         let config = Config::of(recipe.name)?;
-        println!("{}\n    {}\n    {}", recipe.name, recipe.about, recipe.expected);
-        println!(
-            "    {} learners, minibatch {}, {} epochs, {:?} at {} ({:?}), data: {}\n",
+        say!("{}\n    {}\n    {}", recipe.name, recipe.about, recipe.expected);
+        say!(
+            "    {} learners, minibatch {}, {} epochs, {} at {} ({}), data: {}\n",
             config.learners,
             config.minibatch,
             recipe.epochs,
-            config.optimizer,
+            value_name(config.optimizer),
             config.learning_rate,
-            config.schedule,
+            value_name(config.schedule),
             recipe.data.name()
         );
     }

@@ -3,7 +3,7 @@
 use crate::End;
 use crate::args::TrainArguments;
 use crate::checkpoint::Checkpoint;
-use crate::config::Config;
+use crate::config::{Config, value_name};
 use crate::endpoint::Ended;
 use crate::recipes::Metric;
 use crate::session::Session;
@@ -46,14 +46,14 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
         let mut line = Map::from_iter([("recipe".to_owned(), json!(config.recipe))]);
         // An interrupted run may have no result yet.
         if !ended.history.epochs.is_empty() {
-            line.insert(config.scheme.name().to_owned(), result(session.recipe.metric, ended)?);
+            line.insert(value_name(config.scheme), result(session.recipe.metric, ended)?);
         }
         line.insert("weights_checksum".to_owned(), json!(ended.checksum));
-        println!("{}", Value::Object(line));
+        say!("{}", Value::Object(line));
     } else if let Some(last) = ended.history.epochs.last() {
         let time = &last.seconds;
         let share = |seconds: f64| 100.0 * seconds / (time.all() - time.test);
-        println!(
+        say!(
             "\nof a step's time: {:.1}% forward and backward, {:.1}% compress, {:.1}% exchange, {:.1}% decode, {:.1}% optimiser, {:.1}% data",
             share(time.model),
             share(time.compress),
@@ -76,7 +76,7 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
         eprintln!("saved in {}", folder.display());
     }
     match session.json() {
-        None => println!("weights checksum: {}", ended.checksum),
+        None => say!("weights checksum: {}", ended.checksum),
         Some(_) => eprintln!("weights checksum: {}", ended.checksum),
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! Commands that do not train, and the first one that newcomers run.
 
-use crate::support::{Folder, run, succeed};
+use crate::support::{Folder, program, run, succeed, watch};
 use std::path::Path;
+use std::process::Stdio;
 
 #[test]
 fn without_a_command_digits_are_compared() {
@@ -29,10 +30,12 @@ fn every_command_explains_itself() {
         ("train --help", "Example"),
         ("compare --help", "--schemes"),
         ("data --help", "get"),
-        ("recipes --help", "recipes"),
+        ("recipes --help", "Example"),
+        ("data get --help", "Example"),
         ("inspect --help", "checkpoint"),
         ("plan --help", "adacomp plan resnet18 --learners 8"),
         ("recipes", "shakespeare-transformer"),
+        ("recipes", "sgd at 0.02 (cosine)"),
         ("data list", "by hand: input.txt"),
         ("data where", "cache"),
         ("data get image-folder", "nothing to fetch"),
@@ -40,6 +43,22 @@ fn every_command_explains_itself() {
         let ended = succeed(folder.path(), command);
         assert!(ended.stdout.contains(mentioned), "{command}\n{}", ended.stdout);
     }
+}
+
+/// As after `| head`: the work is done all the same.
+#[test]
+fn nobody_has_to_read_to_the_end() {
+    let folder = Folder::new();
+    for arguments in ["recipes", "train digits --steps 20 --out run"] {
+        let mut child =
+            program(folder.path(), arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let watch = watch(child.id());
+        let ended = child.wait_with_output().unwrap();
+        drop(watch);
+        assert_eq!(ended.status.code(), Some(0), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+    assert!(succeed(folder.path(), "inspect run").stdout.contains("at step 20"));
 }
 
 #[test]

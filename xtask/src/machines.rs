@@ -1,7 +1,7 @@
-//! Hosts on a common switch, each a network namespace of its own.
+//! Machines on a common switch, each a network namespace of its own.
 //!
 //! Everything happens in namespaces for network, mounts and processes that end with this program, so nothing is left behind
-//! whatever happens to it, and nothing but these hosts can be reached.
+//! whatever happens to it, and nothing but these machines can be reached.
 
 use crate::shell::{Result, command, install, root, run};
 use std::fs;
@@ -30,8 +30,8 @@ pub(crate) fn inside(words: &[&str]) -> Result<bool> {
     // Names of namespaces are files there.
     fs::create_dir_all("/run/netns").map_err(|error| format!("/run/netns: {error}"))?;
     run(&mut command("mount", &["-t", "tmpfs", "tmpfs", "/run/netns"]))?;
-    let file = root().join("target/hosts");
-    let names = (0..MOST).map(|host| format!("10.0.0.{} {}\n", host + 1, name(host)));
+    let file = root().join("target/machines");
+    let names = (0..MOST).map(|machine| format!("10.0.0.{} {}\n", machine + 1, name(machine)));
     let names = format!("127.0.0.1 localhost\n{}", names.collect::<String>());
     fs::write(&file, names).map_err(|error| format!("{}: {error}", file.display()))?;
     run(command("mount", &["--bind"]).arg(&file).arg("/etc/hosts"))?;
@@ -39,50 +39,53 @@ pub(crate) fn inside(words: &[&str]) -> Result<bool> {
     Ok(true)
 }
 
-/// Hosts whose names are known.
+/// Machines whose names are known.
 const MOST: usize = 8;
 
-/// A host's name, which all hosts can find its address by.
-pub(crate) fn name(host: usize) -> String {
-    format!("machine-{}", host + 1)
+/// A machine's name, which all machines can find its address by.
+pub(crate) fn name(machine: usize) -> String {
+    format!("machine-{}", machine + 1)
 }
 
-/// So many hosts, each with an interface `eth`.
-pub(crate) struct Hosts(usize);
+/// So many machines, each with an interface `eth`.
+pub(crate) struct Machines(usize);
 
-impl Hosts {
-    /// Hosts whose links have this speed in both directions, or any.
+impl Machines {
+    /// Machines whose links have this speed in both directions, or any.
     pub(crate) fn new(count: usize, rate: Option<&str>) -> Result<Self> {
-        let hosts = Self(count);
+        let machines = Self(count);
         ip("netns add switch")?;
         ip("-n switch link add bridge type bridge")?;
         ip("-n switch link set bridge up")?;
-        for host in 0..count {
-            let name = name(host);
+        for machine in 0..count {
+            let name = name(machine);
             ip(&format!("netns add {name}"))?;
-            ip(&format!("link add eth netns {name} type veth peer name port{host} netns switch"))?;
-            ip(&format!("-n switch link set port{host} master bridge up"))?;
-            ip(&format!("-n {name} addr add 10.0.0.{}/24 dev eth", host + 1))?;
+            ip(&format!("link add eth netns {name} type veth peer name port{machine} netns switch"))?;
+            ip(&format!("-n switch link set port{machine} master bridge up"))?;
+            ip(&format!("-n {name} addr add 10.0.0.{}/24 dev eth", machine + 1))?;
             ip(&format!("-n {name} link set eth up"))?;
             ip(&format!("-n {name} link set lo up"))?;
             if let Some(rate) = rate {
                 shape(&name, "eth", rate)?;
-                shape("switch", &format!("port{host}"), rate)?;
+                shape("switch", &format!("port{machine}"), rate)?;
             }
         }
-        Ok(hosts)
+        Ok(machines)
     }
 
-    /// A command, without its program, that will run on a host.
-    pub(crate) fn on(&self, host: usize) -> Command {
-        command("ip", &["netns", "exec", &name(host), "unshare", "--uts", "sh", "-c", NAMED, &name(host)])
+    /// A command, without its program, that will run on a machine.
+    pub(crate) fn on(&self, machine: usize) -> Command {
+        command(
+            "ip",
+            &["netns", "exec", &name(machine), "unshare", "--uts", "sh", "-c", NAMED, &name(machine)],
+        )
     }
 }
 
-/// Gives the host its name, then runs the command.
+/// Gives the machine its name, then runs the command.
 const NAMED: &str = "hostname \"$0\" && exec \"$@\"";
 
-impl Drop for Hosts {
+impl Drop for Machines {
     fn drop(&mut self) {
         let names = (0..self.0).map(name).chain(["switch".to_owned()]);
         for name in names {
