@@ -9,6 +9,7 @@ mod fuzz;
 mod machines;
 mod network;
 mod python;
+mod release;
 mod shell;
 mod test;
 
@@ -27,6 +28,7 @@ cargo xtask COMMAND
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
   python                  the Python package alone: style, wheel, tests
   clusters                what docs/clusters.md says, on two machines that are network namespaces, as root
+  release                 licences of all that is depended on, and the crates as packages
   avx512                  the kernel tests on an emulated processor with AVX-512";
 
 fn main() -> ExitCode {
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         ["experiments", ref studies @ ..] => experiments::run(studies),
         ["clusters"] => clusters::check(),
         ["python"] => python::test(),
+        ["release"] => release::check(),
         ["avx512"] => avx512::emulated(),
         ["help" | "--help" | "-h"] => {
             println!("{HELP}");

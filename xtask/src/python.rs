@@ -62,7 +62,7 @@ fn fetching() -> MutexGuard<'static, Option<Child>> {
 
 const INSTALL: [&str; 5] = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
 
-/// All of it: style, the wheel where there is no Rust, and the tests.
+/// All of it: style, the source distribution, the wheel where there is no Rust, and the tests.
 pub(crate) fn test() -> Result {
     prepare()?;
     let ruff =
@@ -85,19 +85,22 @@ pub(crate) fn prepare() -> Result {
     run(python(&environment(), &INSTALL).args(["--force-reinstall", "--no-deps", "./python"]))
 }
 
-/// The wheel, in a fresh environment and with nothing of Rust on the path.
+/// The wheel, made from the source distribution as users without one for their machine would, in a fresh environment and with
+/// nothing of Rust on the path.
 fn wheel_without_rust() -> Result {
-    let (wheels, fresh) = (root().join("target/wheels"), root().join("target/python-fresh"));
-    for folder in [&wheels, &fresh] {
+    let [sources, wheels, fresh] =
+        ["sources", "wheels", "python-fresh"].map(|name| root().join("target").join(name));
+    for folder in [&sources, &wheels, &fresh] {
         if folder.exists() {
             std::fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
     }
+    let pack = ["-m", "maturin", "sdist", "--manifest-path", "python/Cargo.toml", "--out"];
+    run(python(&environment(), &pack).arg(&sources))?;
     let build =
-        ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "./python", "-w"];
-    run(python(&environment(), &build).arg(&wheels))?;
-    let wheel = std::fs::read_dir(&wheels).ok().and_then(|mut files| files.next()?.ok());
-    let wheel = wheel.ok_or("no wheel was built")?.path();
+        ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps", "-w"];
+    run(python(&environment(), &build).arg(&wheels).arg(only_file(&sources)?))?;
+    let wheel = only_file(&wheels)?;
     if !wheel.to_string_lossy().contains("-abi3-") {
         return Err(format!("{} is for one version of Python only", wheel.display()));
     }
@@ -108,4 +111,9 @@ fn wheel_without_rust() -> Result {
         import numpy; compressor.compress({'w': numpy.ones(2000, 'f')}); print('wheel:', len(compressor.encode()), 'bytes')";
     print!("{}", output(python(&fresh, &["-c", program]).env("PATH", fresh.join("bin")).current_dir("/"))?);
     Ok(())
+}
+
+fn only_file(folder: &Path) -> Result<PathBuf> {
+    let file = std::fs::read_dir(folder).ok().and_then(|mut files| files.next()?.ok());
+    Ok(file.ok_or_else(|| format!("{} is empty", folder.display()))?.path())
 }

@@ -1,7 +1,7 @@
 //! Everything that must hold, one step after the other; the first that fails ends it.
 
 use crate::shell::{Result, cargo, command, install, output, root, run};
-use crate::{avx512, clusters, experiments, fuzz, network, python};
+use crate::{avx512, clusters, experiments, fuzz, network, python, release};
 use std::time::Instant;
 
 /// All crates with the same features in all steps, because others would have everything built again.
@@ -10,7 +10,7 @@ const WORKSPACE: [&str; 4] =
 
 type Step = (&'static str, fn() -> Result);
 
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     ("format", format),
     ("lints", lints),
     ("tests", tests),
@@ -20,6 +20,7 @@ const STEPS: [Step; 13] = [
     ("Python", python::test),
     ("clusters", clusters::check),
     ("documentation", documentation),
+    ("release", release::check),
     ("memory checks", memory_checks),
     ("AVX-512", avx512_kernel),
     ("fuzzing, briefly", fuzzing),
