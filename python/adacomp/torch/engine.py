@@ -90,7 +90,7 @@ class Engine:
             self._fail(error)
             raise
 
-    def reduce(self, bucket):
+    def average(self, bucket):
         """Has a bucket averaged, in place; the future of its buffer."""
         self._check()
         layers = self._layers(bucket) if self.moments or self._step else None

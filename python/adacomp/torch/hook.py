@@ -112,14 +112,14 @@ class Hook:
             states, self._to_load = self._to_load, None
             self.load_state_dict(states)
 
-    def reduce(self, bucket):
+    def average(self, bucket):
         """Averages a bucket; the future of its buffer."""
         if self._engine is None:
             self.bind(_model_of(self))
         if bucket.index() == 0:
             scaled = self.scaler is not None and self.scaler.is_enabled()
             self._engine.begin_step(time.perf_counter(), self.scaler.get_scale() if scaled else 1.0, scaled)
-        return self._engine.reduce(bucket)
+        return self._engine.average(bucket)
 
     def stats(self):
         """What it does and what that is worth, as a dict.
@@ -175,7 +175,7 @@ class Hook:
 
 def adacomp_hook(state: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """For ``ddp.register_comm_hook(state, adacomp_hook)``, and all that does so."""
-    return state.reduce(bucket)
+    return state.average(bucket)
 
 
 def attach(ddp, **options):
