@@ -7,6 +7,7 @@ mod error;
 mod everything;
 mod exchange;
 mod gather;
+mod layers;
 mod local;
 mod member;
 mod message;

@@ -1,17 +1,15 @@
 //! Compression twice: by the learners, and by the owners of shares of the average.
 
+use crate::layers::{LayerRounds, Place};
 use crate::member::Member;
-use crate::setting::Setting;
-use crate::strategy::{Addressing, Fault, Rounds, send_layers, take_layers};
+use crate::strategy::{Addressing, Fault};
 use crate::values::{read_scale, slot, write_values};
-use crate::whole::Whole;
 use adacomp::codec::{decode_range, encode_range};
 use adacomp::{DecodeError, Packet, Selected, Sending, write_blocks};
 use std::ops::Range;
 
 #[derive(Default)]
 pub(crate) struct Sharded {
-    whole: Whole,
     /// By position of the layer in the group: what each owner sent.
     results: Vec<Vec<OwnerResult>>,
     average: Vec<f32>,
@@ -24,100 +22,79 @@ struct OwnerResult {
     selected: Vec<Selected>,
 }
 
-impl Rounds for Sharded {
-    fn addressing(&self) -> &'static [Addressing] {
-        &[Addressing::ToEach, Addressing::ToAll]
-    }
+impl LayerRounds for Sharded {
+    const ADDRESSING: &'static [Addressing] = &[Addressing::ToEach, Addressing::ToAll];
 
-    fn send(&mut self, setting: &Setting<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
-        let copies = self.addressing()[setting.round].copies(member.learner, receiver, setting.learners);
-        send_layers(setting, member, copies, message, |member, index, layer, message| {
-            let share = setting.share(layer, receiver);
-            match (setting.is_whole(layer), setting.round) {
-                (true, 0) => self.whole.send_share(member, layer, share, message),
-                (true, _) => self.whole.send_average((member.position, index), message),
-                (false, 0) => send_selection(member.compressor.packet(layer), share, message),
-                // The owner's layer is the share alone, so its indices start at 0.
-                (false, _) => {
-                    let packet = member.owner.as_ref().and_then(|owner| owner.packet(layer));
-                    send_selection(packet, 0..share.len(), message);
-                }
-            }
-        });
+    fn send(&mut self, place: Place<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
+        let share = place.share(receiver);
+        if place.setting.round == 0 {
+            return send_selection(member.compressor.packet(place.layer), share, message);
+        }
+        // The owner's layer is the share alone, so its indices start at 0.
+        let packet = member.owner.as_ref().and_then(|owner| owner.packet(place.layer));
+        send_selection(packet, 0..share.len(), message);
     }
 
     fn take_each(
         &mut self,
-        setting: &Setting<'_>,
+        place: Place<'_>,
         member: &mut Member,
-        contents: &[&[u8]],
+        contents: &mut [&[u8]],
     ) -> Result<(), Fault> {
-        take_layers(setting, std::slice::from_mut(member), contents, |members, index, layer, contents| {
-            let member = &mut members[0];
-            let share = setting.share(layer, member.learner);
-            if !setting.is_whole(layer) {
-                self.take_average(layer, share, contents)?;
-                return compress_average(layer, member, &self.average, Sending::Selected);
-            }
-            let position = (member.position, index);
-            self.whole.take_shares(position, share, contents)?;
-            if !setting.layout[layer].treatment.selects() {
-                return Ok(());
-            }
-            // Everything is sent, so what the owner has kept goes, too.
-            let average = self.whole.average(position);
-            compress_average(layer, member, average, Sending::Everything)?;
-            if let Some(Packet::Dense(values)) = member.owner.as_ref().and_then(|owner| owner.packet(layer)) {
-                average.copy_from_slice(values);
-            }
-            Ok(())
-        })
+        self.take_average(place.layer, place.share(member.learner), contents)?;
+        compress_average(place.layer, member, &self.average, Sending::Selected)
+    }
+
+    /// Everything is sent, so what the owner has kept goes, too.
+    fn take_whole(
+        &mut self,
+        place: Place<'_>,
+        member: &mut Member,
+        average: &mut [f32],
+    ) -> Result<(), Fault> {
+        if !place.setting.layout[place.layer].treatment.selects() {
+            return Ok(());
+        }
+        compress_average(place.layer, member, average, Sending::Everything)?;
+        let packet = member.owner.as_ref().and_then(|owner| owner.packet(place.layer));
+        if let Some(Packet::Dense(values)) = packet {
+            average.copy_from_slice(values);
+        }
+        Ok(())
     }
 
     fn take_all(
         &mut self,
-        setting: &Setting<'_>,
-        members: &mut [Member],
-        contents: &[&[u8]],
-    ) -> Result<Option<usize>, Fault> {
-        take_layers(setting, members, contents, |_, index, layer, contents| {
-            if setting.is_whole(layer) {
-                return self.whole.take_averages(setting, index, contents);
-            }
-            let results = slot(&mut self.results, index);
-            for (owner, bytes) in contents.iter_mut().enumerate() {
-                let result = slot(results, owner);
-                result.selected.clear();
-                let share = setting.share(layer, owner);
-                result.scale = take_selection(bytes, layer, 0..share.len(), &mut result.selected)
-                    .map_err(Fault::of(owner))?;
-            }
-            Ok(())
-        })?;
-        Ok(None)
+        place: Place<'_>,
+        _members: &mut [Member],
+        contents: &mut [&[u8]],
+    ) -> Result<(), Fault> {
+        let results = slot(&mut self.results, place.index);
+        for (owner, bytes) in contents.iter_mut().enumerate() {
+            let result = slot(results, owner);
+            result.selected.clear();
+            let share = 0..place.share(owner).len();
+            result.scale =
+                take_selection(bytes, place.layer, share, &mut result.selected).map_err(Fault::of(owner))?;
+        }
+        Ok(())
     }
 
-    fn write(&mut self, setting: &Setting<'_>, output: &mut [&mut [f32]]) {
-        for (index, &layer) in setting.layers.iter().enumerate() {
-            if setting.is_whole(layer) {
-                self.whole.write(index, output[index]);
-                continue;
+    fn write(&mut self, place: Place<'_>, output: &mut [f32]) {
+        // Owner after owner, each element after element.
+        let elements = self.results[place.index].iter().enumerate().flat_map(|(owner, result)| {
+            let first = place.share(owner).start;
+            result.selected.iter().map(move |element| {
+                let value = if element.is_negative() { -result.scale } else { result.scale };
+                (first + element.index(), value)
+            })
+        });
+        let mut elements = elements.peekable();
+        write_blocks(output, 1.0, |start, block| {
+            while let Some((at, value)) = elements.next_if(|(at, _)| *at < start + block.len()) {
+                block[at - start] = value;
             }
-            // Owner after owner, each element after element.
-            let elements = self.results[index].iter().enumerate().flat_map(|(owner, result)| {
-                let first = setting.share(layer, owner).start;
-                result.selected.iter().map(move |element| {
-                    let value = if element.is_negative() { -result.scale } else { result.scale };
-                    (first + element.index(), value)
-                })
-            });
-            let mut elements = elements.peekable();
-            write_blocks(output[index], 1.0, |start, block| {
-                while let Some((at, value)) = elements.next_if(|(at, _)| *at < start + block.len()) {
-                    block[at - start] = value;
-                }
-            });
-        }
+        });
     }
 }
 

@@ -3,11 +3,11 @@
 use crate::dense::Dense;
 use crate::error::Cause;
 use crate::gather::Gather;
+use crate::layers::ByLayer;
 use crate::member::Member;
 use crate::reduce::Reduce;
 use crate::setting::Setting;
 use crate::sharded::Sharded;
-use adacomp::DecodeError;
 
 /// How learners turn their gradients into the averaged one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +40,10 @@ impl Strategy {
 
     pub(crate) fn rounds(self) -> Box<dyn Rounds> {
         match self {
-            Self::Dense => Box::new(Dense::default()),
+            Self::Dense => Box::new(ByLayer::<Dense>::default()),
             Self::Gather => Box::new(Gather::default()),
-            Self::Reduce => Box::new(Reduce::default()),
-            Self::Sharded => Box::new(Sharded::default()),
+            Self::Reduce => Box::new(ByLayer::<Reduce>::default()),
+            Self::Sharded => Box::new(ByLayer::<Sharded>::default()),
         }
     }
 }
@@ -76,43 +76,6 @@ impl Fault {
     /// What is wrong with a sender's contents.
     pub(crate) fn of<C: Into<Cause>>(sender: usize) -> impl Fn(C) -> Self {
         move |cause| Self { sender, cause: cause.into() }
-    }
-}
-
-/// Appends what a learner sends of each layer, and counts it.
-pub(crate) fn send_layers(
-    setting: &Setting<'_>,
-    member: &mut Member,
-    copies: usize,
-    message: &mut Vec<u8>,
-    mut send: impl FnMut(&mut Member, usize, usize, &mut Vec<u8>),
-) {
-    for (index, &layer) in setting.layers.iter().enumerate() {
-        let start = message.len();
-        send(member, index, layer, message);
-        member.traffic.layers[layer].sent += (copies * (message.len() - start)) as u64;
-    }
-}
-
-/// Takes all learners' contents layer by layer, and counts them for the learners that they came to. Nothing must be left.
-pub(crate) fn take_layers(
-    setting: &Setting<'_>,
-    members: &mut [Member],
-    contents: &[&[u8]],
-    mut take: impl FnMut(&mut [Member], usize, usize, &mut [&[u8]]) -> Result<(), Fault>,
-) -> Result<(), Fault> {
-    let mut contents = contents.to_vec();
-    for (index, &layer) in setting.layers.iter().enumerate() {
-        let before = contents.clone();
-        take(members, index, layer, &mut contents)?;
-        members.iter_mut().for_each(|member| member.count_received_layer(layer, &before, &contents));
-    }
-    match contents.iter().enumerate().find(|(_, rest)| !rest.is_empty()) {
-        Some((sender, rest)) => {
-            let cause = DecodeError::Trailing { part: "the last layer", count: rest.len() };
-            Err(Fault::of(sender)(cause))
-        }
-        None => Ok(()),
     }
 }
 

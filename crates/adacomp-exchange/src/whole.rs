@@ -1,7 +1,7 @@
 //! Layers that are sent whole: owners sum their shares in f32, in learner order, and send the averages to all.
 
+use crate::layers::Place;
 use crate::member::Member;
-use crate::setting::Setting;
 use crate::strategy::Fault;
 use crate::values::{read_values, slot, write_values};
 use adacomp::Packet;
@@ -34,7 +34,7 @@ impl Whole {
         position: (usize, usize),
         share: Range<usize>,
         contents: &mut [&[u8]],
-    ) -> Result<(), Fault> {
+    ) -> Result<&mut [f32], Fault> {
         let average = slot(slot(&mut self.averages, position.0), position.1);
         average.clear();
         average.resize(share.len(), 0.0);
@@ -45,12 +45,7 @@ impl Whole {
         }
         let factor = 1.0 / learners as f32;
         average.iter_mut().for_each(|sum| *sum *= factor);
-        Ok(())
-    }
-
-    /// What an owner has averaged.
-    pub(crate) fn average(&mut self, position: (usize, usize)) -> &mut [f32] {
-        &mut self.averages[position.0][position.1]
+        Ok(average)
     }
 
     /// Appends what an owner has averaged.
@@ -59,18 +54,11 @@ impl Whole {
     }
 
     /// Puts a layer together from the front of all owners' contents, which move past it.
-    pub(crate) fn take_averages(
-        &mut self,
-        setting: &Setting<'_>,
-        index: usize,
-        contents: &mut [&[u8]],
-    ) -> Result<(), Fault> {
-        let result = slot(&mut self.results, index);
+    pub(crate) fn take_averages(&mut self, place: Place<'_>, contents: &mut [&[u8]]) -> Result<(), Fault> {
+        let result = slot(&mut self.results, place.index);
         result.clear();
         for (owner, bytes) in contents.iter_mut().enumerate() {
-            let share = setting.share(setting.layers[index], owner);
-            let values = read_values(bytes, share.len()).map_err(Fault::of(owner))?;
-            result.extend(values);
+            result.extend(read_values(bytes, place.share(owner).len()).map_err(Fault::of(owner))?);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! there before anything was stored, so both vectors give the same bits for the elements they share.
 #![allow(unsafe_code)]
 
-use super::cursor::Cursor;
+use super::cursor::{self, Cursor};
 use super::{MAGNITUDE, Run, scalar};
 use std::arch::x86_64::*;
 
@@ -29,28 +29,14 @@ impl Avx2 {
         // SAFETY: `new` found the features, and `Run::check` has checked the lengths.
         unsafe {
             // AdaComp itself must stay a plain addition.
-            if run.extra == 1.0 { by_size::<true>(run) } else { by_size::<false>(run) }
+            if run.extra == 1.0 { all_bins::<true>(run) } else { all_bins::<false>(run) }
         }
     }
 }
 
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-fn by_size<const PLAIN: bool>(run: Run<'_>) {
-    // Entries are written a vector at a time, so up to a vector past the last that counts.
-    let mut cursor = Cursor::new(run, LANES);
-    match cursor.bin.div_ceil(LANES) {
-        1 => small::<1, PLAIN>(&mut cursor),
-        2 => small::<2, PLAIN>(&mut cursor),
-        3 => small::<3, PLAIN>(&mut cursor),
-        4 => small::<4, PLAIN>(&mut cursor),
-        5 => small::<5, PLAIN>(&mut cursor),
-        6 => small::<6, PLAIN>(&mut cursor),
-        7 => small::<7, PLAIN>(&mut cursor),
-        8 => small::<8, PLAIN>(&mut cursor),
-        _ => large::<PLAIN>(&mut cursor),
-    }
-    // SAFETY: `next` moves only past entries that have been written.
-    unsafe { cursor.finish() };
+fn all_bins<const PLAIN: bool>(run: Run<'_>) {
+    cursor::by_size!(run, 1 2 3 4 5 6 7 8)
 }
 
 /// Bins of up to eight vectors, of which the last may overlap, kept in registers between the two passes.

@@ -1,7 +1,7 @@
 //! Sixteen elements at a time, with the end of a bin masked.
 #![allow(unsafe_code)]
 
-use super::cursor::Cursor;
+use super::cursor::{self, Cursor};
 use super::{MAGNITUDE, Run};
 use std::arch::x86_64::*;
 
@@ -20,24 +20,14 @@ impl Avx512 {
         // SAFETY: `new` found the features, and `Run::check` has checked the lengths.
         unsafe {
             // AdaComp itself must stay a plain addition.
-            if run.extra == 1.0 { by_size::<true>(run) } else { by_size::<false>(run) }
+            if run.extra == 1.0 { all_bins::<true>(run) } else { all_bins::<false>(run) }
         }
     }
 }
 
 #[target_feature(enable = "avx512f,popcnt")]
-fn by_size<const PLAIN: bool>(run: Run<'_>) {
-    // Entries are written a vector at a time, so up to a vector past the last that counts.
-    let mut cursor = Cursor::new(run, LANES);
-    match cursor.bin.div_ceil(LANES) {
-        1 => small::<1, PLAIN>(&mut cursor),
-        2 => small::<2, PLAIN>(&mut cursor),
-        3 => small::<3, PLAIN>(&mut cursor),
-        4 => small::<4, PLAIN>(&mut cursor),
-        _ => large::<PLAIN>(&mut cursor),
-    }
-    // SAFETY: `next` moves only past entries that have been written.
-    unsafe { cursor.finish() };
+fn all_bins<const PLAIN: bool>(run: Run<'_>) {
+    cursor::by_size!(run, 1 2 3 4)
 }
 
 /// Where a bin's last vector begins, which of its lanes are in the bin, and which of these no other vector has. It overlaps the

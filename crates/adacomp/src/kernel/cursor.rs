@@ -7,6 +7,22 @@ use crate::packet::{Selected, make_room};
 /// How far ahead memory is asked for: past the block whose old selections are being subtracted meanwhile.
 const AHEAD: usize = 2 * crate::blocks::BLOCK;
 
+/// Runs a variant over all bins: its `small` where the vectors of a bin are of a number that is listed, which it then knows when it
+/// is compiled, and else its `large`.
+macro_rules! by_size {
+    ($run:expr, $($vectors:literal)+) => {{
+        // Entries are written a vector at a time, so up to a vector past the last that counts.
+        let mut cursor = Cursor::new($run, LANES);
+        match cursor.bin.div_ceil(LANES) {
+            $($vectors => small::<$vectors, PLAIN>(&mut cursor),)+
+            _ => large::<PLAIN>(&mut cursor),
+        }
+        // SAFETY: `next` moves only past entries that have been written.
+        unsafe { cursor.finish() };
+    }};
+}
+pub(super) use by_size;
+
 pub(super) struct Cursor<'a> {
     /// The current bin's `R`, then `G`.
     pub(super) residual: *mut f32,
