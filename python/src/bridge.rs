@@ -1,6 +1,7 @@
 //! A collective that Python provides.
 
 use crate::buffers::bytes;
+use crate::refused;
 use adacomp_exchange::{Collective, CollectiveError, Incoming, Outgoing};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -11,11 +12,22 @@ use std::sync::Arc;
 /// Carries bytes by calling a Python object, which has `learner`, `learners`, `start_to_all(bytes)`, `start_to_each(list of
 /// bytes)`, and `finish()`, which gives the messages of all learners of the oldest round.
 pub(crate) struct Bridge {
-    pub(crate) python: Py<PyAny>,
-    pub(crate) learner: usize,
-    pub(crate) learners: usize,
+    python: Py<PyAny>,
+    learner: usize,
+    learners: usize,
     /// Whether the rounds under way are to all, oldest first.
-    pub(crate) under_way: VecDeque<bool>,
+    under_way: VecDeque<bool>,
+}
+
+impl Bridge {
+    pub(crate) fn new(py: Python<'_>, python: Py<PyAny>) -> PyResult<Self> {
+        let learner: usize = python.getattr(py, "learner")?.extract(py)?;
+        let learners: usize = python.getattr(py, "learners")?.extract(py)?;
+        if learner >= learners {
+            return Err(refused(format!("learner {learner} of {learners}")));
+        }
+        Ok(Self { python, learner, learners, under_way: VecDeque::new() })
+    }
 }
 
 impl Collective for Bridge {

@@ -8,13 +8,21 @@ use crate::layout::Layout;
 use crate::saved::{Arrays, file, tensors};
 use crate::{ExchangeError, refused};
 use adacomp::{Compressor, Outcome, SavedBy, Selected};
-use adacomp_exchange::{LearnerState, Options, Strategy, Writing};
+use adacomp_exchange::{Collective, LearnerState, Options, Strategy, Writing};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 pub(crate) fn read_strategy(name: &str) -> PyResult<Strategy> {
     let strategy = Strategy::ALL.into_iter().find(|strategy| strategy.name() == name);
     strategy.ok_or_else(|| refused(format!("strategy `{name}`; expected gather, reduce or sharded")))
+}
+
+/// The learner whose gradient is not finite, if the step was dropped for that.
+pub(crate) fn non_finite(outcome: Outcome) -> Option<u32> {
+    match outcome {
+        Outcome::Averaged => None,
+        Outcome::NonFinite { learner } => Some(learner),
+    }
 }
 
 pub(crate) fn failed(error: adacomp_exchange::ExchangeError) -> PyErr {
@@ -42,13 +50,9 @@ impl Exchange {
         threads: usize,
     ) -> PyResult<Self> {
         let strategy = read_strategy(strategy)?;
-        let learner: usize = collective.getattr(py, "learner")?.extract(py)?;
-        let learners: usize = collective.getattr(py, "learners")?.extract(py)?;
-        if learner >= learners {
-            return Err(refused(format!("learner {learner} of {learners}")));
-        }
+        let bridge = Bridge::new(py, collective)?;
+        let learner = bridge.hosted().start;
         let options = Options { codec: read_codec(codec)?, ..Options::from(strategy) };
-        let bridge = Bridge { python: collective, learner, learners, under_way: Default::default() };
         let layout = layout.0.clone();
         let exchange =
             py.detach(|| adacomp_exchange::Exchange::new(bridge, layout, options)).map_err(failed)?;
@@ -130,8 +134,11 @@ impl Exchange {
         let bucket =
             |(bucket, layers): &(_, Vec<usize>)| Bucket::new(Floats::get_mut(bucket)?, layout, layers);
         let mut buckets = buckets.iter().map(bucket).collect::<PyResult<Vec<_>>>()?;
-        if buckets.len() != self.exchange.protocol().groups() {
-            return Err(refused("not all buckets of the step"));
+        let protocol = self.exchange.protocol();
+        let is_group =
+            |(group, bucket): (usize, &Bucket)| protocol.layers(group) == bucket::layers(&bucket.parts);
+        if buckets.len() != protocol.groups() || !buckets.iter().enumerate().all(is_group) {
+            return Err(refused("not all buckets of the step, as they were given"));
         }
         let (scratch, loss_scale) = (&mut self.scratch, self.loss_scale);
         let writing = match loss_scale == 1.0 && buckets.iter().all(|bucket| bucket.values.f32().is_ok()) {
@@ -145,10 +152,7 @@ impl Exchange {
                 }
             })
         });
-        match outcome.map_err(failed)? {
-            Outcome::Averaged => Ok(None),
-            Outcome::NonFinite { learner } => Ok(Some(learner)),
-        }
+        Ok(non_finite(outcome.map_err(failed)?))
     }
 
     /// Adds residuals to a bucket's gradients, for a dense step by other means. False if they are not finite. With `skip_unused`,

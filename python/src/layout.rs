@@ -38,16 +38,10 @@ impl Layout {
         }
         let parameters = parameters.into_iter().map(|(name, shape, kind)| {
             let parameter = Parameter::new(name, &shape);
-            let kind = match kind.as_deref() {
-                None => parameter.kind,
-                Some("conv") => Kind::Conv,
-                Some("matrix") => Kind::Matrix,
-                Some("vector") => Kind::Vector,
-                Some(other) => {
-                    return Err(refused(format!("kind `{other}`; expected conv, matrix or vector")));
-                }
-            };
-            Ok(parameter.with_kind(kind))
+            let Some(given) = kind else { return Ok(parameter) };
+            let kind = Kind::ALL.into_iter().find(|kind| kind.name() == given);
+            let unknown = || refused(format!("kind `{given}`; expected conv, matrix or vector"));
+            Ok(parameter.with_kind(kind.ok_or_else(unknown)?))
         });
         let parameters = parameters.collect::<PyResult<Vec<_>>>()?;
         Ok(Self(Arc::new(policy.layout(parameters).map_err(refused)?)))

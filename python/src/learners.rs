@@ -2,10 +2,10 @@
 
 use crate::buffers::{Floats, bytes};
 use crate::compressor::read_codec;
-use crate::exchange::{failed, read_strategy};
+use crate::exchange::{failed, non_finite, read_strategy};
 use crate::layout::Layout;
 use crate::refused;
-use adacomp::{Codec, Outcome, Treatment, entropy_bytes};
+use adacomp::{Codec, Treatment, entropy_bytes};
 use adacomp_exchange::{Exchange, LearnerState, Local, Options, local};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -66,10 +66,7 @@ impl Learners {
     fn finish(&mut self, py: Python<'_>, output: Vec<Bound<'_, PyAny>>) -> PyResult<Option<u32>> {
         let mut output = output.iter().map(Floats::get_mut).collect::<PyResult<Vec<_>>>()?;
         let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
-        match py.detach(|| self.0.finish(&mut slices)).map_err(failed)? {
-            Outcome::Averaged => Ok(None),
-            Outcome::NonFinite { learner } => Ok(Some(learner)),
-        }
+        py.detach(|| self.0.finish(&mut slices)).map(non_finite).map_err(failed)
     }
 
     /// Bytes that a learner sent and received in the last step, on average over learners.

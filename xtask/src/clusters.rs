@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Stands for a login on another machine: `agent HOST COMMAND...`.
+/// Stands for a login on another machine: `agent MACHINE COMMAND...`.
 const AGENT: &str = "#!/bin/sh
 machine=$1
 shift

@@ -26,9 +26,9 @@ cargo xtask COMMAND
                           only writes, `--check` says whether the documents are what the results give, and `browser` whether
                           Chromium draws the page of figures
   fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
-  python                  the Python package alone: style, wheel, tests
+  python                  the Python package alone: style, source distribution, wheel, tests
   clusters                what docs/clusters.md says, on two machines that are network namespaces, as root
-  release                 licences of all that is depended on, and the crates as packages
+  release                 licences of the crates that are depended on, and our own as packages
   avx512                  the kernel tests on an emulated processor with AVX-512";
 
 fn main() -> ExitCode {

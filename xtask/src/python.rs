@@ -114,6 +114,9 @@ fn wheel_without_rust() -> Result {
 }
 
 fn only_file(folder: &Path) -> Result<PathBuf> {
-    let file = std::fs::read_dir(folder).ok().and_then(|mut files| files.next()?.ok());
-    Ok(file.ok_or_else(|| format!("{} is empty", folder.display()))?.path())
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    match files.map(|file| file.path()).collect::<Vec<_>>().as_slice() {
+        [file] => Ok(file.clone()),
+        files => Err(format!("{} has {} files where one should be", folder.display(), files.len())),
+    }
 }

@@ -1,4 +1,4 @@
-//! Whether a release could be made: what packages contain, and what they depend on.
+//! Whether a release could be made: licences of what our crates depend on, and the crates as packages.
 
 use crate::shell::{Result, cargo, output, run};
 use std::collections::BTreeSet;
@@ -18,28 +18,31 @@ const LICENCES: [&str; 10] = [
     "Zlib",
 ];
 
+const CRATES: [&str; 4] = ["adacomp", "adacomp-exchange", "adacomp-burn", "adacomp-cli"];
+
 pub(crate) fn check() -> Result {
     licences()?;
-    // Every crate would be built a second time to verify it, so that is left to `cargo publish`; the small ones are.
-    let ours = ["--workspace", "--exclude", "xtask", "--exclude", "adacomp-python"];
-    run(cargo(&["package", "--locked", "--allow-dirty", "--quiet", "--no-verify"]).args(ours))?;
-    run(&mut cargo(&[
-        "package",
-        "--locked",
-        "--allow-dirty",
-        "--quiet",
-        "-p",
-        "adacomp",
-        "-p",
-        "adacomp-exchange",
-    ]))
+    for name in CRATES {
+        let files =
+            output(&mut cargo(&["package", "--locked", "--allow-dirty", "--quiet", "--list", "-p", name]))?;
+        for file in ["LICENSE-APACHE", "LICENSE-MIT", "README.md"] {
+            if !files.lines().any(|line| line == file) {
+                return Err(format!("the package {name} has no {file}"));
+            }
+        }
+    }
+    let package = ["package", "--locked", "--allow-dirty", "--quiet"];
+    let choose = |names: &[&'static str]| names.iter().flat_map(|name| ["-p", name]).collect::<Vec<_>>();
+    run(cargo(&package).arg("--no-verify").args(choose(&CRATES)))?;
+    // Built from their packages. The others would build Burn once more, so they are built only when they are published.
+    run(cargo(&package).args(choose(&CRATES[..2])))
 }
 
-/// All that users build, with all features.
+/// All that users build, with all features and on all platforms.
 fn licences() -> Result {
-    let tree =
-        ["tree", "--locked", "--workspace", "--exclude", "xtask", "--all-features", "--prefix", "none"];
-    let text = output(cargo(&tree).args(["--edges", "normal,build", "--format", "{p}|{l}"]))?;
+    let tree = ["tree", "--locked", "--workspace", "--exclude", "xtask", "--all-features", "--target", "all"];
+    let format = ["--prefix", "none", "--edges", "normal,build", "--format", "{p}|{l}"];
+    let text = output(cargo(&tree).args(format))?;
     let packages: BTreeSet<&str> =
         text.lines().map(|line| line.trim_end_matches(" (*)")).filter(|line| !line.is_empty()).collect();
     let is_bad = |package: &&&str| package.split_once('|').is_none_or(|(_, licence)| !is_allowed(licence));

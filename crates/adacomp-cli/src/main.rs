@@ -1,5 +1,8 @@
 //! The program `adacomp`: trains models with many learners, dense and with AdaComp, and shows the result.
 
+// They panic where nobody reads: `show.rs` has others.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 #[macro_use]
 mod show;
 
@@ -60,7 +63,7 @@ fn main() -> ExitCode {
         Ok(End::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => {
             // One line, from the general to the particular.
-            eprintln!("error: {error:#}");
+            note!("error: {error:#}");
             ExitCode::from(CANNOT)
         }
     }
@@ -78,6 +81,6 @@ fn explain(error: &clap::Error) -> ExitCode {
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let line = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    eprintln!("{line}; --help explains");
+    note!("{line}; --help explains");
     ExitCode::from(CANNOT)
 }

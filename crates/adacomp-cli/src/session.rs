@@ -195,7 +195,7 @@ fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(i32::from(crate::INTERRUPTED));
         }
-        eprintln!("\nstopping after this step, and saving; once more to stop at once");
+        note!("\nstopping after this step, and saving; once more to stop at once");
     })
     .context("cannot listen to Ctrl-C")?;
     Ok(stop)

@@ -3,14 +3,22 @@
 use std::fmt;
 use std::io::{self, Write};
 
-/// Prints, as `print!` does.
+/// Prints, as `print!` does, which panics where nobody reads.
 macro_rules! tell {
     ($($text:tt)*) => { $crate::show::write(format_args!($($text)*)) };
 }
 
-/// Prints a line, as `println!` does.
+/// Prints a line, as `println!` does, which panics where nobody reads.
 macro_rules! say {
     ($($text:tt)*) => { $crate::show::write(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+/// Prints a line to standard error, and does not mind if nobody reads it.
+macro_rules! note {
+    ($($text:tt)*) => {{
+        use std::io::Write;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
 }
 
 /// Writes to standard output. Where nobody reads on, as after `| head`, work goes on in silence; where it cannot be written, as
@@ -18,7 +26,7 @@ macro_rules! say {
 pub(crate) fn write(text: fmt::Arguments<'_>) {
     match io::stdout().write_fmt(text) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            eprintln!("error: cannot write to standard output: {error}");
+            note!("error: cannot write to standard output: {error}");
             std::process::exit(i32::from(crate::CANNOT));
         }
         _ => {}

@@ -31,8 +31,9 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
         Policy::adacomp().layout([Parameter::new("weight", &[1, elements])]).expect("a valid layout");
     let layout = Arc::new(layout);
     // The first learner apart, so that its own work can be timed.
-    let host = |hosted| Protocol::new(layout.clone(), strategy, learners, hosted);
-    let mut hosts = [host(0..1).expect("a valid protocol"), host(1..learners).expect("a valid protocol")];
+    let protocol = |hosted| Protocol::new(layout.clone(), strategy, learners, hosted);
+    let mut protocols =
+        [protocol(0..1).expect("a valid protocol"), protocol(1..learners).expect("a valid protocol")];
     let (mut gradient, mut residual) = (vec![0.0; elements], vec![0.0; elements]);
     let mut outputs = [vec![0.0; elements], vec![0.0; elements]];
     // Residuals take a while to fill; dense has none.
@@ -43,32 +44,33 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     for step in 0..warm_up + steps {
         for learner in (0..learners).rev() {
             gradients.fill(&mut gradient);
-            hosts[learner.min(1)].give(learner, 0, gradient.as_slice().into()).expect("a valid gradient");
+            protocols[learner.min(1)].give(learner, 0, gradient.as_slice().into()).expect("a valid gradient");
         }
         let limit = time(|| {
             residual.iter_mut().zip(black_box(&gradient)).for_each(|(r, dw): (&mut f32, _)| *r += dw)
         });
         let (mut encode, mut decode, mut last_round) = (0.0, 0.0, 0);
-        for round in 0..hosts[0].rounds() {
+        for round in 0..protocols[0].rounds() {
             let mut first = Outgoing::ToAll(Vec::new());
-            encode += time(|| first = hosts[0].outgoing(0, round));
-            let incoming = carry(first, hosts[1].outgoing(0, round));
+            encode += time(|| first = protocols[0].outgoing(0, round));
+            let incoming = carry(first, protocols[1].outgoing(0, round));
             if let Incoming::ToAll(messages) = &incoming[0] {
                 last_round = messages.iter().map(|message| message.len()).sum();
             }
-            hosts[1].incoming(0, round, &incoming[1]).expect("all messages");
-            decode += time(|| hosts[0].incoming(0, round, &incoming[0]).expect("all messages"));
+            protocols[1].incoming(0, round, &incoming[1]).expect("all messages");
+            decode += time(|| protocols[0].incoming(0, round, &incoming[0]).expect("all messages"));
         }
-        let verdicts: Vec<_> = hosts.iter_mut().flat_map(Protocol::verdict).map(Arc::new).collect();
-        let statistics =
-            |host: &mut Protocol| host.compressor(0).and_then(|compressor| compressor.statistics().next());
-        let scale = statistics(&mut hosts[0]).map_or(0.0, |layer| layer.scale);
-        for (host, (protocol, output)) in hosts.iter_mut().zip(&mut outputs).enumerate().rev() {
+        let verdicts: Vec<_> = protocols.iter_mut().flat_map(Protocol::verdict).map(Arc::new).collect();
+        let statistics = |protocol: &mut Protocol| {
+            protocol.compressor(0).and_then(|compressor| compressor.statistics().next())
+        };
+        let scale = statistics(&mut protocols[0]).map_or(0.0, |layer| layer.scale);
+        for (number, (protocol, output)) in protocols.iter_mut().zip(&mut outputs).enumerate().rev() {
             let seconds = time(|| {
                 let outcome = protocol.conclude(&verdicts, &mut [output]).expect("a good step");
                 assert_eq!(outcome, Outcome::Averaged);
             });
-            decode += if host == 0 { seconds } else { 0.0 };
+            decode += if number == 0 { seconds } else { 0.0 };
         }
         assert_eq!(outputs[0], outputs[1]);
         if step >= warm_up {
@@ -76,7 +78,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
             encodes.push(encode);
             decodes.push(decode);
             for learner in 0..learners {
-                let traffic = hosts[learner.min(1)].traffic(learner).expect("a hosted learner");
+                let traffic = protocols[learner.min(1)].traffic(learner).expect("a hosted learner");
                 sent += traffic.sent;
                 received += traffic.received;
             }
@@ -102,7 +104,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     print(&fields);
 }
 
-/// What comes to each of two hosts, of which the first hosts one learner.
+/// What comes to each of two protocols, of which the first hosts one learner.
 fn carry(first: Outgoing, rest: Outgoing) -> [Incoming; 2] {
     match (first, rest) {
         (Outgoing::ToAll(first), Outgoing::ToAll(rest)) => {
@@ -116,7 +118,7 @@ fn carry(first: Outgoing, rest: Outgoing) -> [Incoming; 2] {
                 |receiver: usize| sent.iter_mut().map(|sent| std::mem::take(&mut sent[receiver])).collect();
             [Incoming::ToEach(vec![to(0)]), Incoming::ToEach((1..learners).map(to).collect())]
         }
-        _ => unreachable!("hosts of one strategy are in the same round"),
+        _ => unreachable!("both are in the same round"),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::error::ExchangeError;
 use crate::message::VERSION;
 use crate::options::Options;
-use adacomp::{Layout, Treatment};
+use adacomp::Layout;
 use std::sync::Arc;
 
 /// What a learner was started with: on each line a thing, `: `, and what it is.
@@ -22,15 +22,9 @@ pub(crate) fn describe(layout: &Layout, options: Options, learners: usize) -> Ve
         format!("number of parameters: {}", layout.len()),
     ];
     for (number, layer) in layout.layers().iter().enumerate() {
-        let treatment = match layer.treatment {
-            Treatment::Bins(bin) => format!("bins of {bin}"),
-            Treatment::Dense => "dense".to_owned(),
-            Treatment::Half => "half".to_owned(),
-            Treatment::TopK(percent) => format!("the largest {percent}%"),
-        };
         // A name may have line ends of its own, which must not look like ours.
         let name = layer.name().escape_debug();
-        lines.push(format!("parameter {number}: `{name}` {:?}, {treatment}", layer.parameter.shape));
+        lines.push(format!("parameter {number}: `{name}` {:?}, {}", layer.parameter.shape, layer.treatment));
     }
     lines.push(format!("layout fingerprint: {:016x}", layout.fingerprint()));
     lines.join("\n").into_bytes()

@@ -26,12 +26,13 @@ impl Place<'_> {
     }
 }
 
-/// What a strategy does with a layer that is compressed. Contents move past what is taken of them.
+/// What a strategy does with each layer: all but the last two methods are for layers that are compressed. Contents move past what
+/// is taken of them.
 pub(crate) trait LayerRounds: Default + Send + Sync {
-    /// To whom each round goes; the last two to each owner, and to all.
+    /// To whom each round goes: to all, but for the one before the last, which goes to each owner.
     const ADDRESSING: &'static [Addressing];
 
-    /// Appends what a learner sends to a receiver, or to all.
+    /// Appends what a learner sends to a receiver; to all, itself among them, if that is the learner itself in a round to all.
     fn send(&mut self, place: Place<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>);
 
     /// Takes what all learners sent to one that is hosted here.
@@ -82,11 +83,12 @@ impl<S: LayerRounds> Rounds for ByLayer<S> {
         let copies = S::ADDRESSING[setting.round].copies(member.learner, receiver, setting.learners);
         for place in places(setting) {
             let start = message.len();
-            match Self::LAST - setting.round {
-                _ if !setting.is_whole(place.layer) => self.strategy.send(place, member, receiver, message),
-                0 => self.whole.send_average((member.position, place.index), message),
-                1 => self.whole.send_share(member, place.layer, place.share(receiver), message),
-                _ => {}
+            if !setting.is_whole(place.layer) {
+                self.strategy.send(place, member, receiver, message);
+            } else if setting.round == Self::LAST {
+                self.whole.send_average((member.position, place.index), message);
+            } else if S::ADDRESSING[setting.round] == Addressing::ToEach {
+                self.whole.send_share(member, place.layer, place.share(receiver), message);
             }
             member.traffic.layers[place.layer].sent += (copies * (message.len() - start)) as u64;
         }
@@ -98,7 +100,7 @@ impl<S: LayerRounds> Rounds for ByLayer<S> {
         member: &mut Member,
         contents: &[&[u8]],
     ) -> Result<(), Fault> {
-        take_layers(setting, std::slice::from_mut(member), contents, |place, members, contents| {
+        let take = |place: Place<'_>, members: &mut [Member], contents: &mut [&[u8]]| {
             let member = &mut members[0];
             if !setting.is_whole(place.layer) {
                 return self.strategy.take_each(place, member, contents);
@@ -106,9 +108,10 @@ impl<S: LayerRounds> Rounds for ByLayer<S> {
             let position = (member.position, place.index);
             let average = self.whole.take_shares(position, place.share(member.learner), contents)?;
             self.strategy.take_whole(place, member, average)
-        })?;
+        };
+        let taken = take_layers(setting, std::slice::from_mut(member), contents, take);
         self.strategy.end_taking();
-        Ok(())
+        taken
     }
 
     fn take_all(

@@ -128,6 +128,14 @@ impl Protocol {
         self.in_use
     }
 
+    /// The layers of a group, ascending.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn layers(&self, group: usize) -> &[usize] {
+        &self.groups[group].layers
+    }
+
     /// Begins a group of these layers, in ascending order: the next of this step, of this number. The first call puts an end
     /// to the groups that were made at the start; from then on every step has those that are begun in it, in the same order on
     /// all learners. For drivers that are given layers by groups, which may change from step to step, and not always all.
@@ -166,12 +174,16 @@ impl Protocol {
 
     /// The compressor of a learner that is hosted here.
     pub fn compressor(&mut self, learner: usize) -> Option<&mut Compressor> {
-        self.members.iter_mut().find(|member| member.learner == learner).map(|member| &mut member.compressor)
+        self.member(learner).map(|member| &mut member.compressor)
     }
 
     /// What a learner that is hosted here keeps as an owner; its layers are its shares.
     pub fn owner(&mut self, learner: usize) -> Option<&mut Compressor> {
-        self.members.iter_mut().find(|member| member.learner == learner)?.owner.as_mut()
+        self.member(learner)?.owner.as_mut()
+    }
+
+    fn member(&mut self, learner: usize) -> Option<&mut Member> {
+        self.members.iter_mut().find(|member| member.learner == learner)
     }
 
     /// The bytes of a learner that is hosted here, in the step that is going on or has just ended.
@@ -250,9 +262,8 @@ impl Protocol {
         compress: impl FnOnce(&mut Compressor) -> Result<(), CompressError>,
     ) -> Result<(), CompressError> {
         let layers = self.layout.len();
-        let member = self.members.iter_mut().find(|member| member.learner == learner);
-        let member =
-            member.ok_or_else(|| CompressError::Unknown { parameter: format!("of learner {learner}") })?;
+        let unknown = || CompressError::Unknown { parameter: format!("of learner {learner}") };
+        let member = self.member(learner).ok_or_else(unknown)?;
         if !member.compressor.is_open() {
             member.traffic.clear(layers);
         }

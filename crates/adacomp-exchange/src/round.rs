@@ -81,8 +81,7 @@ impl Protocol {
                     if non_finite.is_some() || envelopes.known_non_finite {
                         return Ok(());
                     }
-                    let taken = rounds.take_all(&envelopes.setting, members, &opened.contents)?;
-                    non_finite = taken;
+                    non_finite = rounds.take_all(&envelopes.setting, members, &opened.contents)?;
                     Ok(())
                 });
                 if let Err(fault) = result {
@@ -114,7 +113,12 @@ impl Protocol {
 
     /// Writes the averaged gradient of a group whose rounds are over, a slice for each of its layers in their order; not
     /// before [`Protocol::is_good`] has been asked.
+    ///
+    /// # Panics
+    /// If there are not as many slices as layers.
     pub fn write(&mut self, group: usize, output: &mut [&mut [f32]]) {
+        assert_eq!(output.len(), self.groups[group].layers.len(), "a slice for each layer of the group");
+        // There is no round any more; the last stands for it.
         let last = self.groups[group].rounds.addressing().len() - 1;
         let (envelopes, rounds, _) = parts(self, group, last);
         rounds.write(&envelopes.setting, output);

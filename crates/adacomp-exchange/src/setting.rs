@@ -10,13 +10,16 @@ use std::ops::Range;
 /// What a round needs to know.
 pub(crate) struct Setting<'a> {
     pub(crate) layout: &'a Layout,
+    /// The number of the group in its step.
     pub(crate) group: usize,
+    /// The number of the round in its group.
     pub(crate) round: usize,
     /// The layers of the group, ascending.
     pub(crate) layers: &'a [usize],
     pub(crate) learners: usize,
     pub(crate) step: u64,
     pub(crate) codec: Codec,
+    /// Whether all layers are sent whole in this step.
     pub(crate) everything: bool,
 }
 

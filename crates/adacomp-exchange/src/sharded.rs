@@ -5,7 +5,7 @@ use crate::member::Member;
 use crate::strategy::{Addressing, Fault};
 use crate::values::{read_scale, slot, write_values};
 use adacomp::codec::{decode_range, encode_range};
-use adacomp::{DecodeError, Packet, Selected, Sending, write_blocks};
+use adacomp::{DecodeError, Packet, Selected, Sending, Sparse, write_blocks};
 use std::ops::Range;
 
 #[derive(Default)]
@@ -22,12 +22,15 @@ struct OwnerResult {
     selected: Vec<Selected>,
 }
 
+/// The round in which learners send what they have selected; in the next, owners do.
+const GRADIENTS: usize = 0;
+
 impl LayerRounds for Sharded {
     const ADDRESSING: &'static [Addressing] = &[Addressing::ToEach, Addressing::ToAll];
 
     fn send(&mut self, place: Place<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
         let share = place.share(receiver);
-        if place.setting.round == 0 {
+        if place.setting.round == GRADIENTS {
             return send_selection(member.compressor.packet(place.layer), share, message);
         }
         // The owner's layer is the share alone, so its indices start at 0.
@@ -84,10 +87,9 @@ impl LayerRounds for Sharded {
         // Owner after owner, each element after element.
         let elements = self.results[place.index].iter().enumerate().flat_map(|(owner, result)| {
             let first = place.share(owner).start;
-            result.selected.iter().map(move |element| {
-                let value = if element.is_negative() { -result.scale } else { result.scale };
-                (first + element.index(), value)
-            })
+            sparse(result.scale, &result.selected)
+                .elements()
+                .map(move |(index, value)| (first + index, value))
         });
         let mut elements = elements.peekable();
         write_blocks(output, 1.0, |start, block| {
@@ -112,9 +114,8 @@ impl Sharded {
             self.selected.clear();
             let scale =
                 take_selection(bytes, layer, share.clone(), &mut self.selected).map_err(Fault::of(sender))?;
-            for element in &self.selected {
-                let value = if element.is_negative() { -scale } else { scale };
-                self.average[element.index() - share.start] += value;
+            for (index, value) in sparse(scale, &self.selected).elements() {
+                self.average[index - share.start] += value;
             }
         }
         let factor = 1.0 / contents.len() as f32;
@@ -148,6 +149,10 @@ fn send_selection(packet: Option<Packet<'_>>, share: Range<usize>, message: &mut
         write_values(&sparse.values[..1], message);
         encode_range(sparse.within(share.clone()).selected, share, message);
     }
+}
+
+fn sparse(scale: f32, selected: &[Selected]) -> Sparse<'_> {
+    Sparse { values: [scale, -scale], selected }
 }
 
 /// A scale and selected elements from the front of `bytes`, which move past them.

@@ -128,7 +128,7 @@ impl Protocol {
 
     /// What the verdicts amount to: the first learner that knows of a gradient that is not finite, if any does; an error, if
     /// messages were refused, and the first that is not just a consequence of another.
-    pub(crate) fn judge(&self, verdicts: &[&[u8]]) -> Result<Option<usize>, ExchangeError> {
+    fn judge(&self, verdicts: &[&[u8]]) -> Result<Option<usize>, ExchangeError> {
         let step = self.step();
         if verdicts.len() != self.learners() {
             let cause = CollectiveError::Messages { expected: self.learners(), actual: verdicts.len() };

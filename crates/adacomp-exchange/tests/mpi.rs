@@ -189,14 +189,14 @@ fn mpirun_of(child: &Child) -> String {
 }
 
 /// Two network namespaces with a link between them; they go when this does.
-struct TwoHosts {
+struct TwoMachines {
     folder: PathBuf,
 }
 
-impl TwoHosts {
+impl TwoMachines {
     fn new() -> Self {
-        let hosts = Self { folder: scratch("hosts") };
-        hosts.delete();
+        let machines = Self { folder: scratch("machines") };
+        machines.delete();
         let commands = "\
             netns add adacomp-a
             netns add adacomp-b
@@ -211,13 +211,13 @@ impl TwoHosts {
             let status = Command::new("ip").args(command.split_whitespace()).status();
             assert!(status.expect("the ip command").success(), "ip {command}: this test needs root");
         }
-        // In place of ssh: runs a command "on" a host, under a name of its own.
-        let agent = "#!/bin/sh\nif [ $1 = 10.77.0.1 ]; then host=adacomp-a; else host=adacomp-b; fi\nshift\n\
-            exec ip netns exec $host unshare --uts sh -c \"hostname $host; $*\"\n";
-        std::fs::write(hosts.agent(), agent).expect("the agent");
-        let status = Command::new("chmod").arg("+x").arg(hosts.agent()).status();
+        // In place of ssh: runs a command "on" a machine, under a name of its own.
+        let agent = "#!/bin/sh\nif [ $1 = 10.77.0.1 ]; then machine=adacomp-a; else machine=adacomp-b; fi\nshift\n\
+            exec ip netns exec $machine unshare --uts sh -c \"hostname $machine; $*\"\n";
+        std::fs::write(machines.agent(), agent).expect("the agent");
+        let status = Command::new("chmod").arg("+x").arg(machines.agent()).status();
         assert!(status.expect("chmod").success());
-        hosts
+        machines
     }
 
     fn agent(&self) -> PathBuf {
@@ -225,20 +225,20 @@ impl TwoHosts {
     }
 
     fn delete(&self) {
-        for host in ["adacomp-a", "adacomp-b"] {
-            let _ = Command::new("ip").args(["netns", "del", host]).stderr(Stdio::null()).status();
+        for machine in ["adacomp-a", "adacomp-b"] {
+            let _ = Command::new("ip").args(["netns", "del", machine]).stderr(Stdio::null()).status();
         }
     }
 
-    /// Bytes that have left a host.
-    fn left(&self, host: &str, interface: &str) -> u64 {
+    /// Bytes that have left a machine.
+    fn left(&self, machine: &str, interface: &str) -> u64 {
         let file = format!("/sys/class/net/{interface}/statistics/tx_bytes");
-        let output = Command::new("ip").args(["netns", "exec", host, "cat", &file]).output().expect("ip");
+        let output = Command::new("ip").args(["netns", "exec", machine, "cat", &file]).output().expect("ip");
         String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number of bytes")
     }
 }
 
-impl Drop for TwoHosts {
+impl Drop for TwoMachines {
     fn drop(&mut self) {
         self.delete();
         let _ = std::fs::remove_dir_all(&self.folder);
@@ -248,16 +248,16 @@ impl Drop for TwoHosts {
 #[test]
 #[ignore = "needs mpirun: run by cargo xtask test"]
 fn the_network_carries_what_is_counted() {
-    let hosts = TwoHosts::new();
+    let machines = TwoMachines::new();
     let mut results = Vec::new();
     for strategy in STRATEGIES {
-        let before = hosts.left("adacomp-b", "vb");
+        let before = machines.left("adacomp-b", "vb");
         let run = format!(
             "hostname adacomp-a; exec mpirun --allow-run-as-root --mca plm_rsh_agent {} --mca btl tcp,self \
              --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 \
              -x ADACOMP_SHOW_TRAFFIC=1 -H 10.77.0.1:1,10.77.0.2:1 -n 2 {} mpi --strategy {strategy} \
              --elements 2000000 --steps 20",
-            hosts.agent().display(),
+            machines.agent().display(),
             example().display()
         );
         let mut command = Command::new("timeout");
@@ -276,7 +276,7 @@ fn the_network_carries_what_is_counted() {
         let printed = lines(&command.arg(run).output().expect("mpirun"));
         let sent = printed.iter().find_map(|line| line.strip_prefix(&format!("{strategy} 1 sent ")));
         let counted: u64 = sent.and_then(|bytes| bytes.parse().ok()).expect("a count of bytes");
-        let carried = hosts.left("adacomp-b", "vb") - before;
+        let carried = machines.left("adacomp-b", "vb") - before;
         results.push((strategy, counted, carried, carried as f64 / counted as f64));
     }
     println!("{results:?}");

@@ -47,11 +47,12 @@ struct Worker {
 }
 
 impl Scratch {
-    fn workers(&mut self, count: usize) -> &mut [Worker] {
+    /// So many workers at least.
+    fn make_workers(&mut self, count: usize) -> &mut [Worker] {
         if self.workers.len() < count {
             self.workers.resize_with(count, Worker::default);
         }
-        &mut self.workers[..count]
+        &mut self.workers
     }
 
     /// Subtracts what is owed from a residual, adds a gradient and selects by bins. What was selected and the bin maxima are
@@ -65,7 +66,8 @@ impl Scratch {
     ) {
         let (elements, bins) = (residual.len(), residual.len().div_ceil(rule.bin));
         let threads = rule.threads.min(elements / WORTH_A_THREAD).clamp(1, bins.max(1));
-        self.workers(threads);
+        self.make_workers(threads);
+        // `selected` goes through all of them, also those that this layer does not need.
         self.workers.iter_mut().for_each(|worker| worker.selected.clear());
         self.maxima.resize(bins, 0.0);
         let whole = Part { first: 0, residual, gradient, owed, maxima: &mut self.maxima };
@@ -79,7 +81,7 @@ impl Scratch {
 
     /// A buffer for converted gradients.
     pub(crate) fn converted(&mut self) -> &mut Vec<f32> {
-        &mut self.workers(1)[0].converted
+        &mut self.make_workers(1)[0].converted
     }
 
     /// The step is over: gives back what only a longer one needed.

@@ -71,7 +71,7 @@ impl Layout {
         Self { scale, fingerprint, ..self }
     }
 
-    /// Whether these are numbers of layers, and ascend.
+    /// Refuses numbers that do not ascend, or that no layer has.
     pub fn check_ascending(&self, layers: &[usize]) -> Result<(), CompressError> {
         if layers.is_sorted_by(|a, b| a < b) && layers.last().is_none_or(|&last| last < self.len()) {
             return Ok(());

@@ -86,6 +86,11 @@ impl<'a> Sparse<'a> {
         Sparse { selected: &self.selected[start..end.max(start)], ..self }
     }
 
+    /// The index of each element, and what it is sent as.
+    pub fn elements(self) -> impl Iterator<Item = (usize, f32)> + use<'a> {
+        self.selected.iter().map(move |element| (element.index(), self.values[element.sign()]))
+    }
+
     /// Adds what was sent to `output`. Nearly every element is in a cache line of its own, so they are asked for ahead.
     fn add_to(&self, output: &mut [f32]) {
         const AHEAD: usize = 64;
@@ -101,9 +106,7 @@ impl<'a> Sparse<'a> {
 
     /// Takes what was sent from `residual`.
     pub(crate) fn take_from(&self, residual: &mut [f32]) {
-        for element in self.selected {
-            residual[element.index()] -= self.values[element.sign()];
-        }
+        self.elements().for_each(|(index, value)| residual[index] -= value);
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::error::PolicyError;
 use crate::layout::{Layer, Layout};
 use crate::scale::Scale;
+use std::fmt;
 use wildmatch::WildMatch;
 
 /// The largest bin: an index within it takes the paper's 14 bits.
@@ -17,6 +18,20 @@ pub enum Kind {
     Matrix,
     /// A tensor of at most one dimension: a bias, a norm.
     Vector,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Conv, Self::Matrix, Self::Vector];
+
+    /// `conv`, `matrix` or `vector`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Conv => "conv",
+            Self::Matrix => "matrix",
+            Self::Vector => "vector",
+        }
+    }
 }
 
 /// One parameter tensor of a model, as the policy sees it.
@@ -87,6 +102,18 @@ impl Treatment {
     /// Whether elements are selected and the rest kept in a residual.
     pub fn selects(self) -> bool {
         matches!(self, Self::Bins(_) | Self::TopK(_))
+    }
+}
+
+impl fmt::Display for Treatment {
+    /// In words, for people.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bins(bin) => write!(formatter, "bins of {bin}"),
+            Self::Dense => formatter.write_str("dense"),
+            Self::Half => formatter.write_str("f16"),
+            Self::TopK(percent) => write!(formatter, "largest {percent}%"),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A learner of the benchmark on each machine.
 
-use crate::machines::{Machines, run_together};
+use crate::machines::{Machines, name, run_together};
 use crate::python;
 use crate::shell::{Result, root};
 use std::fs;
@@ -54,7 +54,11 @@ impl Learning<'_> {
         learner.arg(python::environment().join("bin/python"));
         learner.args(["python/benches/network.py", self.workload, "--interface", "eth"]);
         learner.args(&self.arguments);
-        learner.envs([("MASTER_ADDR", "machine-1"), ("MASTER_PORT", "29500"), ("GLOO_SOCKET_IFNAME", "eth")]);
+        learner.envs([
+            ("MASTER_ADDR", name(0).as_str()),
+            ("MASTER_PORT", "29500"),
+            ("GLOO_SOCKET_IFNAME", "eth"),
+        ]);
         learner.env("RANK", machine.to_string()).env("WORLD_SIZE", self.learners.to_string());
         learner.envs(self.allocator.settings().iter().copied());
         learner.stdout(file);

@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
         }
         if interrupted {
             if session.speaks() {
-                eprintln!("interrupted; go on with: adacomp compare --resume {}", folder.display());
+                note!("interrupted; go on with: adacomp compare --resume {}", folder.display());
             }
             session.end();
             return Ok(End::Interrupted);
@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
     }
     if session.speaks() {
         conclude(&session, &runs)?;
-        eprintln!("report: {}", folder.join(REPORT).display());
+        note!("report: {}", folder.join(REPORT).display());
     }
     session.end();
     Ok(End::Done)

@@ -19,7 +19,7 @@ const WORTH: f64 = 0.95;
 
 pub(crate) fn run(arguments: &PlanArguments) -> Result<End> {
     let machine = if arguments.calibrate {
-        eprintln!("measuring this machine, for some seconds");
+        note!("measuring this machine, for some seconds");
         Some(Machine::calibrate()?)
     } else {
         Machine::measured()?
@@ -137,7 +137,7 @@ fn recommend(predictions: &[Prediction], setting: &Setting) -> (Way, String) {
         Way::Dense | Way::Gather => "",
         Way::Reduce => "; with gather traffic would grow with the number of learners",
         Way::Sharded => {
-            "; with the others traffic would grow with the number of learners, but training may start slower"
+            "; with the others traffic would grow with the number of learners, but training may need more epochs"
         }
     };
     (

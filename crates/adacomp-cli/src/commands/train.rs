@@ -64,20 +64,20 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
         );
     }
     if let Some(peak) = show::peak_memory() {
-        eprintln!("peak memory: {}", show::bytes(peak));
+        note!("peak memory: {}", show::bytes(peak));
     }
     if ended.interrupted {
-        eprintln!(
+        note!(
             "interrupted after step {}; go on with: adacomp train --resume {}",
             ended.steps,
             folder.display()
         );
     } else {
-        eprintln!("saved in {}", folder.display());
+        note!("saved in {}", folder.display());
     }
     match session.json() {
         None => say!("weights checksum: {}", ended.checksum),
-        Some(_) => eprintln!("weights checksum: {}", ended.checksum),
+        Some(_) => note!("weights checksum: {}", ended.checksum),
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::meter::Sums;
 use crate::models::{Network, Training};
 use crate::optimizer::Optimizer;
 use crate::train::{Reporter, Run};
-use adacomp::{Kind, Layer, Layout, Outcome, Parameter, Sending, Treatment};
+use adacomp::{Layer, Layout, Outcome, Parameter, Sending};
 use adacomp_burn::{
     average_statistics, parameters, set_statistics, set_weights, statistics, take_gradients, untrained,
     weights,
@@ -299,16 +299,10 @@ impl<'a, C: Collective> Endpoint<'a, C> {
 }
 
 fn describe(layer: &Layer) -> LayerInfo {
-    let kind = match layer.parameter.kind {
-        Kind::Conv => "conv",
-        Kind::Matrix => "matrix",
-        Kind::Vector => "vector",
-    };
-    let treatment = match layer.treatment {
-        Treatment::Bins(bin) => format!("bins of {bin}"),
-        Treatment::Dense => "dense".to_owned(),
-        Treatment::Half => "f16".to_owned(),
-        Treatment::TopK(percent) => format!("largest {percent}%"),
-    };
-    LayerInfo { name: layer.name().to_owned(), kind: kind.to_owned(), elements: layer.elements(), treatment }
+    LayerInfo {
+        name: layer.name().to_owned(),
+        kind: layer.parameter.kind.name().to_owned(),
+        elements: layer.elements(),
+        treatment: layer.treatment.to_string(),
+    }
 }

@@ -1,6 +1,6 @@
 //! Messages that are damaged, cut, swapped, repeated or of another step: refused, named, and of no effect.
 
-use crate::draw::gradient;
+use crate::draw::{Random, gradient};
 use crate::hand::{Place, carry, give, protocols};
 use crate::support::{Residuals, STRATEGIES, model, output, residuals, slices};
 use adacomp::{Outcome, Policy};
@@ -9,17 +9,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 const LEARNERS: usize = 3;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
-    }
-}
 
 /// Runs a good step, then one with a change to one message.
 fn try_fault(strategy: Strategy, fault: Fault, seed: u64, kept: &Kept) -> String {

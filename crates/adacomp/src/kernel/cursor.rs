@@ -9,6 +9,8 @@ const AHEAD: usize = 2 * crate::blocks::BLOCK;
 
 /// Runs a variant over all bins: its `small` where the vectors of a bin are of a number that is listed, which it then knows when it
 /// is compiled, and else its `large`.
+///
+/// It is for functions with `const PLAIN: bool`, in modules with `LANES`, `small::<VECTORS, PLAIN>` and `large::<PLAIN>`.
 macro_rules! by_size {
     ($run:expr, $($vectors:literal)+) => {{
         // Entries are written a vector at a time, so up to a vector past the last that counts.
