@@ -174,22 +174,16 @@ fn decode_larger(bytes: &mut &[u8], layer: usize, reached: &[u32]) -> Result<Vec
 mod tests {
     use super::{BLOCK, add_signs, decode_sums, encode_sums};
     use adacomp::Selected;
-
-    fn random(seed: &mut u64, end: u64) -> u64 {
-        *seed ^= *seed << 13;
-        *seed ^= *seed >> 7;
-        *seed ^= *seed << 17;
-        (seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 20) % end
-    }
+    use fastrand::Rng;
 
     /// Sums of so many learners' signs, each of which is there with a chance of 1 in `rare`.
-    fn sums(elements: usize, learners: u64, rare: u64, seed: &mut u64) -> Vec<i32> {
-        let one = |seed: &mut u64| match random(seed, 2 * rare) {
+    fn sums(elements: usize, learners: u64, rare: u64, random: &mut Rng) -> Vec<i32> {
+        let mut one = || match random.u64(..2 * rare) {
             0 => 1,
             1 => -1,
             _ => 0,
         };
-        (0..elements).map(|_| (0..learners).map(|_| one(seed)).sum()).collect()
+        (0..elements).map(|_| (0..learners).map(|_| one()).sum()).collect()
     }
 
     fn encoded(sums: &[i32]) -> Vec<u8> {
@@ -201,14 +195,14 @@ mod tests {
 
     #[test]
     fn signs_add_up() {
-        let mut seed = 3;
+        let mut random = Rng::with_seed(3);
         for (range, rare) in [(0..0, 2), (5..6, 1), (100..100 + 3 * BLOCK + 17, 10), (7..BLOCK + 7, 1)] {
             let mut expected = vec![0; range.len()];
             let sender = |_| {
                 let mut selected = Vec::new();
                 for index in range.clone() {
-                    if random(&mut seed, rare) == 0 {
-                        let negative = random(&mut seed, 2) == 0;
+                    if random.u64(..rare) == 0 {
+                        let negative = random.u64(..2) == 0;
                         expected[index - range.start] += if negative { -1 } else { 1 };
                         selected.push(Selected::new(index as u32, negative));
                     }
@@ -225,11 +219,11 @@ mod tests {
 
     #[test]
     fn sums_survive_and_stay_near_their_entropy() {
-        let mut seed = 7;
+        let mut random = Rng::with_seed(7);
         for (learners, rare) in
             [(1, 100), (2, 100), (8, 100), (32, 100), (64, 100), (128, 100), (128, 18), (1024, 18), (3, 1)]
         {
-            let sums = sums(60_000, learners, rare, &mut seed);
+            let sums = sums(60_000, learners, rare, &mut random);
             let bytes = encoded(&sums);
             let (mut rest, mut decoded) = (bytes.as_slice(), vec![0; sums.len()]);
             decode_sums(&mut rest, 0, sums.len(), learners as u32, |index, sum| decoded[index] = sum)
@@ -247,8 +241,8 @@ mod tests {
 
     #[test]
     fn bad_bytes_are_refused() {
-        let mut seed = 9;
-        let sums = sums(500, 8, 10, &mut seed);
+        let mut random = Rng::with_seed(9);
+        let sums = sums(500, 8, 10, &mut random);
         let good = encoded(&sums);
         for length in 0..good.len() {
             let mut rest = &good[..length];
@@ -258,9 +252,9 @@ mod tests {
         assert!(decode_sums(&mut good.as_slice(), 0, 500, 1, |_, _| {}).is_err());
         for _ in 0..20_000 {
             let mut bytes = good.clone();
-            for _ in 0..1 + random(&mut seed, 3) {
-                let at = random(&mut seed, bytes.len() as u64) as usize;
-                bytes[at] = random(&mut seed, 256) as u8;
+            for _ in 0..1 + random.u64(..3) {
+                let at = random.u64(..bytes.len() as u64) as usize;
+                bytes[at] = random.u64(..256) as u8;
             }
             let mut rest = bytes.as_slice();
             let _ = decode_sums(&mut rest, 0, 500, 8, |index, sum| assert!(index < 500 && sum.abs() <= 8));

@@ -1,10 +1,11 @@
 //! Messages that are damaged, cut, swapped, repeated or of another step: refused, named, and of no effect.
 
-use crate::draw::{Random, gradient};
+use crate::draw::gradient;
 use crate::hand::{Place, carry, give, protocols};
 use crate::support::{Residuals, STRATEGIES, model, output, residuals, slices};
 use adacomp::{Outcome, Policy};
 use adacomp_exchange::{ExchangeError, Incoming, Outgoing, Protocol, Strategy};
+use fastrand::Rng;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ const LEARNERS: usize = 3;
 
 /// Runs a good step, then one with a change to one message.
 fn try_fault(strategy: Strategy, fault: Fault, seed: u64, kept: &Kept) -> String {
-    let mut random = Random(seed | 1);
+    let mut random = Rng::with_seed(seed);
     let mut protocols = protocols(LEARNERS, strategy);
     give(&mut protocols, 0);
     assert!(carry(&mut protocols, |_, _| {}).iter().all(Result::is_ok));
@@ -22,13 +23,13 @@ fn try_fault(strategy: Strategy, fault: Fault, seed: u64, kept: &Kept) -> String
     let rounds = protocols[0].rounds();
     // A message to oneself is not carried anywhere.
     let target = loop {
-        let target = (random.below(rounds), random.below(LEARNERS), random.below(LEARNERS));
+        let target = (random.usize(..rounds), random.usize(..LEARNERS), random.usize(..LEARNERS));
         if target.1 != target.2 {
             break target;
         }
     };
-    let (amount, at) = (random.below(255) + 1, random.below(1 << 20));
-    let other = (target.1 + 1 + random.below(LEARNERS - 1)) % LEARNERS;
+    let (amount, at) = (random.usize(..255) + 1, random.usize(..1 << 20));
+    let other = (target.1 + 1 + random.usize(..LEARNERS - 1)) % LEARNERS;
     let mut changed = false;
     let good = |step: u64, place: Place| kept.messages[&(strategy.name(), step, place)].clone();
     let results = carry(&mut protocols, |place, message| {
