@@ -129,7 +129,7 @@ pub(crate) const RECIPES: [Recipe; 10] = [
     Recipe {
         name: "speech-dnn",
         about: "six hidden layers of 1,024 from 11 frames of speech to thousands of triphone states",
-        expected: "not trained to its end here yet; an epoch takes about seven minutes on two cores",
+        expected: "83% test error dense and 89% with AdaComp after two epochs, far from its end; an epoch takes about seven minutes on two cores",
         architecture: Architecture::Mlp { inputs: 440, hidden: &[1024; 6] },
         data: DataSet::Speech,
         minibatch: 256,
@@ -153,7 +153,7 @@ pub(crate) const RECIPES: [Recipe; 10] = [
     Recipe {
         name: "shakespeare-transformer",
         about: "a transformer of four blocks of 128 on Tiny Shakespeare, 64 characters a sample",
-        expected: "not trained to its end here yet; an epoch takes about two minutes on two cores",
+        expected: "a test loss of about 1.54 dense; AdaComp ends about 9% higher: see docs/results.md",
         architecture: Architecture::Transformer { width: 128, heads: 4, layers: 4, context: 64 },
         data: DataSet::Shakespeare,
         metric: Metric::Loss,

@@ -35,7 +35,7 @@ pub(super) fn draw(study: &Study, results: &Results) -> Option<String> {
         "threshold" => sweep(&groups, "soft-threshold", "factor of the soft threshold", "overall", |_| true),
         "minibatch" => minibatch(&groups),
         "adam" => adam(&groups),
-        "transformer" => histories(&groups, &["compress", "learning-rate"], &["test_loss"]),
+        "transformer" => histories(&groups, &["compress", "learning-rate", "matrix-bin"], &["test_loss"]),
         "schemes" => histories(&groups, &[], &["test_loss", "residual_norm"]),
         "outliers" => {
             histories(&groups, &["outlier-step", "local-clip", "scale"], &["test_error", "residual_norm"])
