@@ -302,3 +302,32 @@ def test_a_clamped_scale_is_not_inflated():
         assert compressor.statistics()["weight"]["scale"] == expected
     with pytest.raises(adacomp.Error, match="expected mean or clamped"):
         adacomp.Layout(PARAMETERS, scale="median")
+
+
+class Alone:
+    """A collective of one learner, which gets what it sent."""
+
+    learner, learners = 0, 1
+
+    def __init__(self):
+        self.sent = []
+
+    def start_to_all(self, message):
+        self.sent.append([message])
+
+    def start_to_each(self, messages):
+        self.sent.append(messages)
+
+    def finish(self):
+        return self.sent.pop(0)
+
+
+def test_buckets_are_finished_as_they_were_given():
+    layout = adacomp.Layout([("a", (40, 50), None), ("b", (40, 50), None)])
+    exchange = adacomp.Exchange(layout, "gather", "rice", Alone(), 1)
+    bucket = numpy.ones(2000, numpy.float32)
+    exchange.give(bucket, [0])
+    for buckets in ([], [(bucket, [1])], [(bucket, [0]), (bucket, [1])]):
+        with pytest.raises(adacomp.Error, match="as they were given"):
+            exchange.finish(buckets)
+    assert exchange.finish([(bucket, [0])]) is None

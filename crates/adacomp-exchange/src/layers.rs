@@ -32,7 +32,7 @@ pub(crate) trait LayerRounds: Default + Send + Sync {
     /// To whom each round goes: to all, but for the one before the last, which goes to each owner.
     const ADDRESSING: &'static [Addressing];
 
-    /// Appends what a learner sends to a receiver; to all, itself among them, if that is the learner itself in a round to all.
+    /// Appends what a learner sends to a receiver. In a round to all the receiver is the learner itself.
     fn send(&mut self, place: Place<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>);
 
     /// Takes what all learners sent to one that is hosted here.

@@ -260,3 +260,13 @@ fn unused_layers_send_nothing_after_loading_either() {
         assert_eq!(residuals(exchange.protocol(), learner), before);
     });
 }
+
+#[test]
+fn averages_need_a_slice_for_each_layer() {
+    for strategy in STRATEGIES {
+        let write = || Protocol::new(model(), strategy, 1, 0..1).unwrap().write(0, &mut []);
+        let panic = std::panic::catch_unwind(write).expect_err("too few slices");
+        let text = panic.downcast_ref::<String>().expect("a message");
+        assert!(text.contains("a slice for each layer of the group"), "{text}");
+    }
+}
