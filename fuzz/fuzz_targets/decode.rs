@@ -29,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((&policy, bytes)) = data.split_first() else { return };
     KEPT.with_borrow_mut(|(layouts, frame, again)| {
         let layout = &layouts[policy as usize % layouts.len()];
-        let _ = frame.decode(bytes, layout, Expected::Whole);
+        let _ = frame.decode(bytes, layout, Expected::All);
         if bytes.len() < Header::LENGTH + 4 {
             return;
         }
@@ -39,10 +39,10 @@ fuzz_target!(|data: &[u8]| {
         let checksum = crc32fast::hash(&bytes[..end]);
         bytes[end..].copy_from_slice(&checksum.to_le_bytes());
 
-        let decoded = frame.decode(&bytes, layout, Expected::Whole);
+        let decoded = frame.decode(&bytes, layout, Expected::All);
         let mut averager = Averager::new(layout.clone());
         let step = decoded.as_ref().map_or(0, |header| header.step);
-        match averager.check(step, &[&bytes], Expected::Whole) {
+        match averager.check(step, &[&bytes], Expected::All) {
             Err(AverageError::Frame { cause, .. }) => assert_eq!(decoded, Err(cause)),
             _ => assert!(decoded.is_ok()),
         }
@@ -61,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
             writer.section(layer, packet);
         }
         writer.finish();
-        assert_eq!(again.decode(&written, layout, Expected::Whole), Ok(header));
+        assert_eq!(again.decode(&written, layout, Expected::All), Ok(header));
         assert!(frame.packets().eq(again.packets()));
         assert!(written.len() <= bytes.len(), "a frame that is longer than it needs to be was accepted");
     });

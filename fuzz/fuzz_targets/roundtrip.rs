@@ -15,7 +15,7 @@ fuzz_target!(|data: &[u8]| {
     let second = &second[..first.len()];
 
     let policy =
-        Policy::adacomp().name("*", Treatment::Bins(bin)).soft_threshold(1.0 + f32::from(factor % 5) / 2.0);
+        Policy::adacomp().for_name("*", Treatment::Bins(bin)).soft_threshold(1.0 + f32::from(factor % 5) / 2.0);
     let layout = Arc::new(policy.layout([Parameter::new("weight", &[first.len()])]).unwrap());
     let mut compressors: Vec<_> =
         Kernel::all().into_iter().map(|kernel| Compressor::new(layout.clone()).with_kernel(kernel)).collect();
@@ -30,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
         let finite = definition.is_finite();
         for codec in [Codec::Paper, Codec::Rice] {
             definition.encode(codec, 0, step as u64, &mut bytes).unwrap();
-            let header = frame.decode(&bytes, &layout, Expected::Whole).unwrap();
+            let header = frame.decode(&bytes, &layout, Expected::All).unwrap();
             assert_eq!(header.non_finite, !finite);
             assert!(!finite || frame.packets().eq(definition.packet(0).map(|packet| (0, packet))));
         }
@@ -39,7 +39,7 @@ fuzz_target!(|data: &[u8]| {
             definition.packet(0).unwrap().add_to(&mut sent);
         }
         for compressor in &mut compressors {
-            if finite { compressor.commit().unwrap() } else { compressor.drop_step() }
+            if finite { compressor.commit().unwrap() } else { compressor.rollback() }
         }
         let after: Vec<Vec<u32>> = compressors
             .iter_mut()

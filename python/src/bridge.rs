@@ -1,15 +1,15 @@
-//! A collective that Python provides.
+//! A transport that Python provides.
 
 use crate::buffers::bytes;
 use crate::refused;
-use adacomp_exchange::{Collective, CollectiveError, Incoming, Outgoing};
+use adacomp_exchange::{Incoming, Outgoing, Transport, TransportError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Carries bytes by calling a Python object, which has `learner`, `learners`, `start_to_all(bytes)`, `start_to_each(list of
+/// Carries bytes by calling a Python object, which has `learner`, `learners`, `start_all_gather(bytes)`, `start_all_to_all(list of
 /// bytes)`, and `finish()`, which gives the messages of all learners of the oldest round.
 pub(crate) struct Bridge {
     python: Py<PyAny>,
@@ -30,7 +30,7 @@ impl Bridge {
     }
 }
 
-impl Collective for Bridge {
+impl Transport for Bridge {
     fn learners(&self) -> usize {
         self.learners
     }
@@ -39,41 +39,41 @@ impl Collective for Bridge {
         self.learner..self.learner + 1
     }
 
-    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), TransportError> {
         // Messages are long, so each goes before the next copy of it is made.
         let started = Python::attach(|py| match outgoing {
-            Outgoing::ToAll(messages) => {
+            Outgoing::AllGather(messages) => {
                 self.under_way.push_back(true);
                 let message = PyBytes::new(py, &messages[0]);
                 drop(messages);
-                self.python.call_method1(py, "start_to_all", (message,))
+                self.python.call_method1(py, "start_all_gather", (message,))
             }
-            Outgoing::ToEach(messages) => {
+            Outgoing::AllToAll(messages) => {
                 self.under_way.push_back(false);
                 let copied: Vec<_> = messages[0].iter().map(|message| PyBytes::new(py, message)).collect();
                 drop(messages);
-                self.python.call_method1(py, "start_to_each", (copied,))
+                self.python.call_method1(py, "start_all_to_all", (copied,))
             }
         });
         started.map(drop).map_err(transport)
     }
 
-    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
-        let to_all = self.under_way.pop_front().ok_or(CollectiveError::NotStarted)?;
+    fn finish(&mut self) -> Result<Incoming, TransportError> {
+        let all_gather = self.under_way.pop_front().ok_or(TransportError::NotStarted)?;
         let messages = Python::attach(|py| {
             let messages = self.python.call_method0(py, "finish")?;
             let messages: Vec<Bound<'_, PyAny>> = messages.extract(py)?;
             messages.iter().map(bytes).collect::<PyResult<Vec<_>>>()
         });
         let messages = messages.map_err(transport)?;
-        Ok(match to_all {
-            true => Incoming::ToAll(messages.into_iter().map(Arc::new).collect()),
-            false => Incoming::ToEach(vec![messages]),
+        Ok(match all_gather {
+            true => Incoming::AllGather(messages.into_iter().map(Arc::new).collect()),
+            false => Incoming::AllToAll(vec![messages]),
         })
     }
 }
 
-fn transport(error: PyErr) -> CollectiveError {
+fn transport(error: PyErr) -> TransportError {
     let reason = Python::attach(|py| error.value(py).to_string());
-    CollectiveError::Transport { transport: "torch.distributed", reason }
+    TransportError::Transport { transport: "torch.distributed", reason }
 }

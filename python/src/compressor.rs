@@ -38,18 +38,18 @@ impl Compressor {
         })
     }
 
-    /// One parameter of a step; with `everything` all of it is sent, with its residual on top.
-    #[pyo3(signature = (name, gradient, everything = false))]
+    /// One parameter of a step; with `flush` all of it is sent, with its residual on top.
+    #[pyo3(signature = (name, gradient, flush = false))]
     fn compress_layer(
         &mut self,
         py: Python<'_>,
         name: &str,
         gradient: &Bound<'_, PyAny>,
-        everything: bool,
+        flush: bool,
     ) -> PyResult<()> {
         let layer = self.layout().number(name)?;
         let floats = Floats::get(gradient)?;
-        let sending = if everything { Sending::Everything } else { Sending::Selected };
+        let sending = if flush { Sending::Flush } else { Sending::Compressed };
         py.detach(|| self.0.compress_layer(layer, floats.gradient(0..floats.len()), sending)).map_err(refused)
     }
 
@@ -85,8 +85,8 @@ impl Compressor {
     }
 
     /// The step is used nowhere: what was selected stays in the residual.
-    fn drop_step(&mut self, py: Python<'_>) {
-        py.detach(|| self.0.drop_step());
+    fn rollback(&mut self, py: Python<'_>) {
+        py.detach(|| self.0.rollback());
     }
 
     /// A copy of a parameter's residual, or None if it is sent whole.

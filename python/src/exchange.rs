@@ -1,4 +1,4 @@
-//! One learner's exchange, over a collective that Python provides.
+//! One learner's exchange, over a transport that Python provides.
 
 use crate::bridge::Bridge;
 use crate::bucket::{self, Bucket, check_layer};
@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use crate::saved::{Arrays, file, tensors};
 use crate::{ExchangeError, refused};
 use adacomp::{Compressor, Outcome, SavedBy, Selected};
-use adacomp_exchange::{Collective, LearnerState, Options, Strategy, Writing};
+use adacomp_exchange::{LearnerState, Options, Strategy, Transport, Writing};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -46,11 +46,11 @@ impl Exchange {
         layout: &Layout,
         strategy: &str,
         codec: &str,
-        collective: Py<PyAny>,
+        transport: Py<PyAny>,
         threads: usize,
     ) -> PyResult<Self> {
         let strategy = read_strategy(strategy)?;
-        let bridge = Bridge::new(py, collective)?;
+        let bridge = Bridge::new(py, transport)?;
         let learner = bridge.hosted().start;
         let options = Options { codec: read_codec(codec)?, ..Options::from(strategy) };
         let layout = layout.0.clone();
@@ -81,12 +81,12 @@ impl Exchange {
     }
 
     /// Compresses a bucket, the gradients of these parameters one after the other, and has it on its way.
-    fn give(&mut self, py: Python<'_>, bucket: &Bound<'_, PyAny>, layers: Vec<usize>) -> PyResult<()> {
+    fn submit(&mut self, py: Python<'_>, bucket: &Bound<'_, PyAny>, layers: Vec<usize>) -> PyResult<()> {
         let Bucket { values, parts } = Bucket::new(Floats::get(bucket)?, self.layout(), &layers)?;
         py.detach(|| {
             self.exchange.begin_group(&bucket::layers(&parts))?;
             for (layer, part) in parts {
-                self.exchange.give(self.learner, layer, values.gradient(part))?;
+                self.exchange.submit(self.learner, layer, values.gradient(part))?;
             }
             Ok(())
         })
@@ -100,15 +100,15 @@ impl Exchange {
     }
 
     /// Gives one parameter of such a bucket.
-    fn give_layer(&mut self, py: Python<'_>, layer: usize, gradient: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn submit_layer(&mut self, py: Python<'_>, layer: usize, gradient: &Bound<'_, PyAny>) -> PyResult<()> {
         let gradient = Floats::get(gradient)?;
         let (learner, whole) = (self.learner, 0..gradient.len());
-        py.detach(|| self.exchange.give(learner, layer, gradient.gradient(whole))).map_err(failed)
+        py.detach(|| self.exchange.submit(learner, layer, gradient.gradient(whole))).map_err(failed)
     }
 
     /// Gives what was selected of one parameter of such a bucket on another device: bin maxima (float32), and for each selected
     /// element twice its index, plus one if it is negative (int32), ascending.
-    fn give_selection(
+    fn submit_selection(
         &mut self,
         py: Python<'_>,
         layer: usize,
@@ -119,7 +119,7 @@ impl Exchange {
         let (maxima, selected) = (maxima.f32()?, words(selected)?);
         let element = |word: u32| Selected::new(word >> 1, word & 1 == 1);
         let selected: Vec<Selected> = selected.into_iter().map(element).collect();
-        py.detach(|| self.exchange.give_selection(self.learner, layer, maxima, &selected)).map_err(failed)
+        py.detach(|| self.exchange.submit_selection(self.learner, layer, maxima, &selected)).map_err(failed)
     }
 
     /// Ends the step: waits for all learners and writes the averaged gradient into the buckets, in the order in which they were
@@ -179,7 +179,7 @@ impl Exchange {
                     continue;
                 }
                 whole.resize(part.len(), 0.0);
-                if protocol.everything(learner, layer, gradient, &mut whole)? {
+                if protocol.flush(learner, layer, gradient, &mut whole)? {
                     good &= values.write(part, scratch, |output| {
                         output.iter_mut().zip(&whole).for_each(|(value, sum)| *value = sum * loss_scale);
                     });

@@ -22,7 +22,7 @@ impl Frame {
     fn new(py: Python<'_>, data: &Bound<'_, PyAny>, layout: &Layout) -> PyResult<Self> {
         let (data, layout) = (bytes(data)?, layout.0.clone());
         let mut frame = adacomp::Frame::default();
-        py.detach(|| frame.decode(&data, &layout, Expected::Whole).map(drop)).map_err(refused)?;
+        py.detach(|| frame.decode(&data, &layout, Expected::All).map(drop)).map_err(refused)?;
         Ok(Self { layout, frame })
     }
 

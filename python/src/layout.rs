@@ -12,7 +12,7 @@ pub(crate) struct Layout(pub(crate) Arc<adacomp::Layout>);
 #[pymethods]
 impl Layout {
     #[new]
-    #[pyo3(signature = (parameters, *, conv = None, matrix = None, vector = None, minimum = 1024, soft_threshold = 2.0,
+    #[pyo3(signature = (parameters, *, conv = None, matrix = None, vector = None, min_elements = 1024, soft_threshold = 2.0,
         scale = "mean", names = Vec::new()))]
     #[allow(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -20,21 +20,22 @@ impl Layout {
         conv: Option<Bound<'_, PyAny>>,
         matrix: Option<Bound<'_, PyAny>>,
         vector: Option<Bound<'_, PyAny>>,
-        minimum: usize,
+        min_elements: usize,
         soft_threshold: f32,
         scale: &str,
         names: Vec<(String, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
         let scale = Scale::named(scale)
             .ok_or_else(|| refused(format!("scale `{scale}`; expected mean or clamped")))?;
-        let mut policy = Policy::adacomp().minimum(minimum).soft_threshold(soft_threshold).scale(scale);
+        let mut policy =
+            Policy::adacomp().min_elements(min_elements).soft_threshold(soft_threshold).scale(scale);
         for (kind, given) in [(Kind::Conv, conv), (Kind::Matrix, matrix), (Kind::Vector, vector)] {
             if let Some(given) = given {
-                policy = policy.kind(kind, treatment(&given)?);
+                policy = policy.for_kind(kind, treatment(&given)?);
             }
         }
         for (pattern, given) in names {
-            policy = policy.name(&pattern, treatment(&given)?);
+            policy = policy.for_name(&pattern, treatment(&given)?);
         }
         let parameters = parameters.into_iter().map(|(name, shape, kind)| {
             let parameter = Parameter::new(name, &shape);

@@ -43,7 +43,7 @@ impl Learners {
     }
 
     /// Compresses the gradients of a learner: a buffer for each parameter, in the layout's order.
-    fn give(&mut self, py: Python<'_>, learner: usize, gradients: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    fn submit(&mut self, py: Python<'_>, learner: usize, gradients: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let gradients = gradients.iter().map(Floats::get).collect::<PyResult<Vec<_>>>()?;
         let protocol = self.0.protocol();
         if learner >= protocol.learners() || gradients.len() != protocol.layout().len() {
@@ -55,7 +55,7 @@ impl Learners {
         }
         py.detach(|| {
             gradients.iter().enumerate().rev().try_for_each(|(layer, gradient)| {
-                self.0.give(learner, layer, gradient.gradient(0..gradient.len()))
+                self.0.submit(learner, layer, gradient.gradient(0..gradient.len()))
             })
         })
         .map_err(failed)

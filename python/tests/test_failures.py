@@ -17,7 +17,7 @@ from training import Net, assert_replicas, attach, make, train, weights
 def until_killed(folder, strategy, victim, kill_at):
     """Trains and saves after every step. The victim kills itself in the middle of a backward pass."""
     model = make(bucket_cap_mb=0.01)
-    hook = attach(model, strategy=strategy, time_limit=10)
+    hook = attach(model, strategy=strategy, timeout=10)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     learner = dist.get_rank()
     buckets = []
@@ -84,7 +84,7 @@ def test_a_killed_learner_ends_the_others_and_resume_goes_on(learners, own_learn
 def slow_learner(where):
     """One learner does not come; how long the other waits, and what it says."""
     model = make()
-    hook = attach(model, strategy="gather" if where == "gather" else "reduce", time_limit=2)
+    hook = attach(model, strategy="gather" if where == "gather" else "reduce", timeout=2)
     train(model, 2)
     if dist.get_rank() == 1:
         time.sleep(5)
@@ -143,7 +143,7 @@ def refused():
         lambda: adacomp.torch.attach(make(), mode="sometimes"),
         lambda: adacomp.torch.attach(make(), strategy="ring"),
         lambda: adacomp.torch.attach(make(), codec="zip"),
-        lambda: adacomp.torch.attach(make(), time_limit=0),
+        lambda: adacomp.torch.attach(make(), timeout=0),
         lambda: adacomp.torch.attach(make(), names={"fc1.weight": 0}),
         lambda: adacomp.torch.attach(make(lambda: Net().double())),
     ):

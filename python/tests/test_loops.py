@@ -265,7 +265,7 @@ def overlap():
     layers, sent = engine._layers, []
 
     def spy(bucket):
-        sent.append((bucket.index(), engine.collective.sent - engine._sent_before))
+        sent.append((bucket.index(), engine.transport.sent - engine._sent_before))
         return layers(bucket)
 
     train(model, 2)

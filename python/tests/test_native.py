@@ -40,8 +40,8 @@ SCHEMES = {
     "adacomp": {},
     "local-selection": {"soft_threshold": 1.0},
     "top-k": {"conv": "top-k 1.0", "matrix": "top-k 1.0"},
-    "half": {"conv": "half", "matrix": "half", "vector": "half", "minimum": 0},
-    "dense": {"conv": "dense", "matrix": "dense", "vector": "dense", "minimum": 0},
+    "half": {"conv": "half", "matrix": "half", "vector": "half", "min_elements": 0},
+    "dense": {"conv": "dense", "matrix": "dense", "vector": "dense", "min_elements": 0},
 }
 
 
@@ -79,7 +79,7 @@ def test_a_frame_of_gradients_that_are_not_finite():
     with pytest.raises(adacomp.Error, match="not finite"):
         compressor.commit()
     as_learner_1 = compressor.encode(1, 2)
-    compressor.drop_step()
+    compressor.rollback()
     output = {name: numpy.zeros(elements, "f") for name, elements in zip(layout.names, layout.elements)}
     other = adacomp.Compressor(layout)
     other.compress(Random(3).gradients(layout))
@@ -226,7 +226,7 @@ def test_stubs_are_true():
                     assert names == [part.strip("$ ").split("=")[0] for part in signature.strip("()").split(", ") if part != "/"]
     native = {name for name in dir(adacomp._native) if not name.startswith("_")}
     stubbed = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    assert native == stubbed - {"Collective"}
+    assert native == stubbed - {"Transport"}
 
 
 def test_everything_public_is_documented():
@@ -237,7 +237,7 @@ def test_everything_public_is_documented():
 
 def give_all(learners, all_gradients, layout):
     for learner, gradients in enumerate(all_gradients):
-        learners.give(learner, list(gradients.values()))
+        learners.submit(learner, list(gradients.values()))
     output = [numpy.empty(elements, numpy.float32) for elements in layout.elements]
     assert learners.finish(output) is None
     return output
@@ -286,7 +286,7 @@ def test_learners_go_on_where_they_stopped(strategy):
     outputs = [give_all(learners, all_gradients, layout) for learners in (one, other)]
     assert all((a == b).all() for a, b in zip(*outputs))
     with pytest.raises(adacomp.Error, match="gives 1 gradients"):
-        one.give(0, [numpy.zeros(1, numpy.float32)])
+        one.submit(0, [numpy.zeros(1, numpy.float32)])
     with pytest.raises(adacomp.Error, match="no learners"):
         adacomp.Learners(layout, 0)
     with pytest.raises(ValueError):
@@ -296,7 +296,7 @@ def test_learners_go_on_where_they_stopped(strategy):
 def test_a_clamped_scale_is_not_inflated():
     gradient = numpy.array([1, 0, 2, 0, 3, 0, 10_000, 0], numpy.float32)
     for scale, expected in (("mean", 10_006 / 4), ("clamped", 36 / 4)):
-        layout = adacomp.Layout([("weight", (8,), None)], minimum=0, vector=2, scale=scale)
+        layout = adacomp.Layout([("weight", (8,), None)], min_elements=0, vector=2, scale=scale)
         compressor = adacomp.Compressor(layout)
         compressor.compress({"weight": gradient})
         assert compressor.statistics()["weight"]["scale"] == expected
@@ -305,17 +305,17 @@ def test_a_clamped_scale_is_not_inflated():
 
 
 class Alone:
-    """A collective of one learner, which gets what it sent."""
+    """A transport of one learner, which gets what it sent."""
 
     learner, learners = 0, 1
 
     def __init__(self):
         self.sent = []
 
-    def start_to_all(self, message):
+    def start_all_gather(self, message):
         self.sent.append([message])
 
-    def start_to_each(self, messages):
+    def start_all_to_all(self, messages):
         self.sent.append(messages)
 
     def finish(self):
@@ -326,7 +326,7 @@ def test_buckets_are_finished_as_they_were_given():
     layout = adacomp.Layout([("a", (40, 50), None), ("b", (40, 50), None)])
     exchange = adacomp.Exchange(layout, "gather", "rice", Alone(), 1)
     bucket = numpy.ones(2000, numpy.float32)
-    exchange.give(bucket, [0])
+    exchange.submit(bucket, [0])
     for buckets in ([], [(bucket, [1])], [(bucket, [0]), (bucket, [1])]):
         with pytest.raises(adacomp.Error, match="as they were given"):
             exchange.finish(buckets)

@@ -21,14 +21,14 @@ def told(strategy, folder):
     writer = SummaryWriter(f"{folder}/{dist.get_rank()}")
     hook.log_to(writer, every=5)
     sent = [0]
-    collective = hook._engine.collective
-    move = collective._move
+    transport = hook._engine.transport
+    move = transport._move
 
-    def count(rows, to_all):
-        sent[0] += rows.nbytes // len(rows) * (collective.learners - 1)
-        return move(rows, to_all)
+    def count(rows, all_gather):
+        sent[0] += rows.nbytes // len(rows) * (transport.learners - 1)
+        return move(rows, all_gather)
 
-    collective._move = count
+    transport._move = count
     train(model, 10)
     writer.close()
     return [record.getMessage() for record in records], str(hook), hook.stats(), sent[0]

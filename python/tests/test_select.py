@@ -36,8 +36,8 @@ def test_the_same_bits_as_the_kernel(elements, bin, factor, default):
                 device.commit(lambda _, scale=scale: scale)
             else:
                 assert maxima.isnan().sum() == 1
-                compressor.drop_step()
-                device.take_back()
+                compressor.rollback()
+                device.rollback()
             assert numpy.array_equal(device.residuals[0].numpy().view("u4"), compressor.residual("w").view("u4")), step
     finally:
         torch.set_default_dtype(torch.float32)

@@ -90,7 +90,7 @@ def assert_replicas(model):
 def attach(model, in_place=None, **options):
     """`in_place=False` has the path for other devices taken."""
     options.setdefault("mode", "on")
-    options.setdefault("time_limit", 30)
+    options.setdefault("timeout", 30)
     hook = adacomp.torch.Hook(**options)
     hook._in_place = in_place
     hook.bind(model)
@@ -106,7 +106,7 @@ def local_gradient(model, images, labels):
     return gradient(alone)
 
 
-def give(model, steps, before=lambda step: None, dtype=torch.float32):
+def submit(model, steps, before=lambda step: None, dtype=torch.float32):
     """Steps that leave the weights as they are: the sums of what this learner gave, and of what it received."""
     given = received = 0
     for step in range(steps):

@@ -3,20 +3,20 @@
 use crate::error::Error;
 use crate::parameters::{parameters, set_statistics, statistics, take_gradients, to_gradients};
 use adacomp::{Outcome, Policy};
-use adacomp_exchange::{Collective, Exchange, ExchangeError, Options};
+use adacomp_exchange::{Exchange, ExchangeError, Options, Transport};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
-/// The learners that are hosted here, and through their collective all others.
+/// The learners that are hosted here, and through their transport all others.
 pub struct Learners<C> {
     exchange: Exchange<C>,
     outcome: Outcome,
 }
 
-impl<C: Collective> Learners<C> {
+impl<C: Transport> Learners<C> {
     /// Connects the learners to train this model. All must have the same one, with the same weights.
     pub fn new<M: Module>(
-        collective: C,
+        transport: C,
         model: &M,
         policy: &Policy,
         options: impl Into<Options>,
@@ -25,7 +25,7 @@ impl<C: Collective> Learners<C> {
         if parameters.is_empty() {
             return Err(Error::NothingTrained);
         }
-        let exchange = Exchange::new(collective, policy.layout(parameters)?, options)?;
+        let exchange = Exchange::new(transport, policy.layout(parameters)?, options)?;
         Ok(Self { exchange, outcome: Outcome::Averaged })
     }
 
@@ -47,7 +47,7 @@ impl<C: Collective> Learners<C> {
         model: &M,
         gradients: Vec<GradientsParams>,
     ) -> Result<GradientsParams, Error> {
-        let hosted = self.exchange.collective().hosted();
+        let hosted = self.exchange.transport().hosted();
         if gradients.len() != hosted.len() {
             return Err(Error::Hosted { hosted: hosted.len(), given: gradients.len() });
         }
@@ -80,8 +80,8 @@ impl<C: Collective> Learners<C> {
     /// The model with the average over learners of what is not a gradient, such as the running statistics of a batch norm,
     /// in learner order: before evaluating or saving it. Each learner goes on training with its own.
     pub fn average_statistics<M: Module>(&mut self, model: &M) -> Result<M, Error> {
-        let own = vec![statistics(model)?; self.exchange.collective().hosted().len()];
-        let average = average_statistics(self.exchange.collective(), &own)?;
+        let own = vec![statistics(model)?; self.exchange.transport().hosted().len()];
+        let average = average_statistics(self.exchange.transport(), &own)?;
         Ok(set_statistics(model.clone(), &average))
     }
 
@@ -95,8 +95,8 @@ impl<C: Collective> Learners<C> {
 ///
 /// Sums are in f64 and in learner order, so all learners get the same bits, and values that all have in common stay as
 /// they are.
-pub fn average_statistics<C: Collective>(
-    collective: &mut C,
+pub fn average_statistics<C: Transport>(
+    transport: &mut C,
     own: &[Vec<Vec<f32>>],
 ) -> Result<Vec<Vec<f32>>, Error> {
     let Some(lengths) = own.first().map(|own| own.iter().map(Vec::len).collect::<Vec<_>>()) else {
@@ -108,8 +108,8 @@ pub fn average_statistics<C: Collective>(
     }
     let bytes =
         |tensors: &Vec<Vec<f32>>| tensors.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
-    let failed = |cause| ExchangeError::Collective { step: 0, cause };
-    let all = collective.to_all(own.iter().map(bytes).collect()).map_err(failed)?;
+    let failed = |cause| ExchangeError::Transport { step: 0, cause };
+    let all = transport.all_gather(own.iter().map(bytes).collect()).map_err(failed)?;
     let mut sums = vec![0.0f64; expected / 4];
     for (learner, bytes) in all.iter().enumerate() {
         if bytes.len() != expected {

@@ -1,7 +1,7 @@
 //! Learners with real Burn models.
 
 use adacomp_burn::adacomp::{Gradient, Kind, Outcome, Policy};
-use adacomp_burn::adacomp_exchange::{Collective, Local, Strategy, TIME_LIMIT, local, on_threads};
+use adacomp_burn::adacomp_exchange::{Local, Strategy, TIMEOUT, Transport, local, on_threads};
 use adacomp_burn::{
     Error, Learners, Values, parameters, set_statistics, statistics, take_gradients, unshared, untrained,
     weights,
@@ -55,9 +55,9 @@ fn gradients(model: &Net, input: Tensor<4>) -> GradientsParams {
 
 /// Runs this for each of so many learners, each on a thread.
 fn with_learners<T: Send>(learners: usize, work: impl Fn(Local, usize) -> T + Sync) -> Vec<T> {
-    on_threads(learners, TIME_LIMIT, |collective| {
-        let learner = collective.hosted().start;
-        work(collective, learner)
+    on_threads(learners, TIMEOUT, |transport| {
+        let learner = transport.hosted().start;
+        work(transport, learner)
     })
 }
 
@@ -91,9 +91,9 @@ fn a_dense_average_is_the_mean_of_all_gradients_and_unused_parameters_get_zeros(
             take_gradients(&model, gradients(&model, pictures(learner * 4..learner * 4 + 4))).unwrap()
         })
         .collect();
-    let averages = with_learners(3, |collective, learner| {
+    let averages = with_learners(3, |transport, learner| {
         let model = unshared(model.clone());
-        let mut learners = Learners::new(collective, &model, &Policy::dense(), Strategy::Dense).unwrap();
+        let mut learners = Learners::new(transport, &model, &Policy::dense(), Strategy::Dense).unwrap();
         let own = gradients(&model, pictures(learner * 4..learner * 4 + 4));
         let averaged = learners.average(&model, own).unwrap();
         take_gradients(&model, averaged).unwrap()
@@ -119,13 +119,14 @@ fn numbers(values: &Values) -> &[f32] {
 }
 
 fn train(
-    collective: Local,
+    transport: Local,
     learner: usize,
     mut model: Net,
     mut optimizer: ModuleOptimizer,
     strategy: Strategy,
 ) -> Vec<Vec<f32>> {
-    let mut learners = Learners::new(collective, &model, &Policy::adacomp().minimum(0), strategy).unwrap();
+    let mut learners =
+        Learners::new(transport, &model, &Policy::adacomp().min_elements(0), strategy).unwrap();
     for step in 0..6 {
         let own = gradients(&model, pictures(step * 100 + learner * 4..step * 100 + learner * 4 + 4));
         let averaged = learners.average(&model, own).unwrap();
@@ -142,8 +143,8 @@ fn replicas_stay_equal_to_the_bit_with_burns_optimisers() {
     let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
         for optimizer in [momentum.init(), AdamConfig::new().init()] {
-            let all = with_learners(4, |collective, learner| {
-                train(collective, learner, unshared(model.clone()), optimizer.clone(), strategy)
+            let all = with_learners(4, |transport, learner| {
+                train(transport, learner, unshared(model.clone()), optimizer.clone(), strategy)
             });
             assert!(all.iter().all(|weights| *weights == all[0]), "{strategy:?}");
             assert_ne!(all[0], before);
@@ -155,9 +156,9 @@ fn replicas_stay_equal_to_the_bit_with_burns_optimisers() {
 fn a_gradient_that_is_not_finite_changes_nothing_on_any_learner() {
     let model = Net::new(&device());
     let before = weights(&model).unwrap();
-    let ends = with_learners(2, |collective, learner| {
+    let ends = with_learners(2, |transport, learner| {
         let mut model = unshared(model.clone());
-        let mut learners = Learners::new(collective, &model, &Policy::adacomp(), Strategy::Gather).unwrap();
+        let mut learners = Learners::new(transport, &model, &Policy::adacomp(), Strategy::Gather).unwrap();
         let mut optimizer = SgdConfig::new().init();
         let input = if learner == 1 { pictures(0..4) * f32::NAN } else { pictures(0..4) };
         let averaged = learners.average(&model, gradients(&model, input)).unwrap();
@@ -177,11 +178,11 @@ fn a_gradient_that_is_not_finite_changes_nothing_on_any_learner() {
 #[test]
 fn statistics_are_each_learners_own_until_they_are_averaged() {
     let model = Net::new(&device());
-    let all = with_learners(3, |collective, learner| {
+    let all = with_learners(3, |transport, learner| {
         let model = unshared(model.clone());
         model.loss(pictures(learner * 50..learner * 50 + 4));
         let own = statistics(&model).unwrap();
-        let mut learners = Learners::new(collective, &model, &Policy::dense(), Strategy::Dense).unwrap();
+        let mut learners = Learners::new(transport, &model, &Policy::dense(), Strategy::Dense).unwrap();
         let averaged = learners.average_statistics(&model).unwrap();
         assert_eq!(statistics(&model).unwrap(), own, "training goes on with the learner's own");
         (own, statistics(&averaged).unwrap())
@@ -197,8 +198,8 @@ fn statistics_are_each_learners_own_until_they_are_averaged() {
     }
     // What all have in common stays as it is, also where sums of three round.
     let common = vec![vec![0.1f32, 1e-30, 3.3], vec![7.7; 2]];
-    let averaged = with_learners(3, |mut collective, _| {
-        adacomp_burn::average_statistics(&mut collective, std::slice::from_ref(&common)).unwrap()
+    let averaged = with_learners(3, |mut transport, _| {
+        adacomp_burn::average_statistics(&mut transport, std::slice::from_ref(&common)).unwrap()
     });
     assert!(averaged.iter().all(|averaged| *averaged == common));
 }
@@ -220,13 +221,13 @@ fn clones_share_running_statistics_until_they_are_unshared() {
 fn what_is_wrong_is_said() {
     let model = Net::new(&device());
     let error =
-        Learners::new(local(1, 1, TIME_LIMIT).remove(0), &model.valid(), &Policy::dense(), Strategy::Dense);
+        Learners::new(local(1, 1, TIMEOUT).remove(0), &model.valid(), &Policy::dense(), Strategy::Dense);
     assert!(matches!(error.err(), Some(Error::NothingTrained)));
     let frozen = model.clone().no_grad();
-    let error = Learners::new(local(1, 1, TIME_LIMIT).remove(0), &frozen, &Policy::dense(), Strategy::Dense);
+    let error = Learners::new(local(1, 1, TIMEOUT).remove(0), &frozen, &Policy::dense(), Strategy::Dense);
     assert!(matches!(error.err(), Some(Error::NothingTrained)));
     let mut learners =
-        Learners::new(local(1, 1, TIME_LIMIT).remove(0), &model, &Policy::dense(), Strategy::Dense).unwrap();
+        Learners::new(local(1, 1, TIMEOUT).remove(0), &model, &Policy::dense(), Strategy::Dense).unwrap();
     let error = learners.average(&frozen, GradientsParams::new()).unwrap_err();
     assert!(matches!(error, Error::Parameters { expected: 9, actual: 0 }), "{error}");
     let error = learners.average_hosted(&model, Vec::new()).unwrap_err();
@@ -242,8 +243,7 @@ fn half_precision_gradients_are_taken_as_they_are() {
         let data = TensorData::new(vec![1.0f32, -0.5, 0.25, 2.0], [2, 2]);
         gradients.register(id, Tensor::<2>::from_data(data, (&Device::flex(), dtype)));
         let mut learners =
-            Learners::new(local(1, 1, TIME_LIMIT).remove(0), &model, &Policy::dense(), Strategy::Dense)
-                .unwrap();
+            Learners::new(local(1, 1, TIMEOUT).remove(0), &model, &Policy::dense(), Strategy::Dense).unwrap();
         let averaged = learners.average(&model, gradients).unwrap().remove::<2>(id).unwrap();
         assert_eq!(averaged.dtype(), DType::F32, "the parameter's type");
         averaged.into_data().try_into_vec::<f32>().unwrap()

@@ -218,7 +218,7 @@ pub(crate) struct TrainingArguments {
     pub(crate) threads: Option<usize>,
     /// How long to wait for other learners [default: 600]
     #[arg(long, value_name = "SECONDS")]
-    pub(crate) time_limit: Option<u64>,
+    pub(crate) timeout: Option<u64>,
     /// The folder for checkpoints and reports [default: runs/RECIPE-1, -2, ..., or runs/compare-RECIPE-1, ...]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,

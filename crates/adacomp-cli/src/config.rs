@@ -246,8 +246,8 @@ impl Config {
             }
         };
         policy
-            .kind(Kind::Conv, Treatment::Bins(self.conv_bin))
-            .kind(Kind::Matrix, Treatment::Bins(self.matrix_bin))
+            .for_kind(Kind::Conv, Treatment::Bins(self.conv_bin))
+            .for_kind(Kind::Matrix, Treatment::Bins(self.matrix_bin))
     }
 
     pub(crate) fn options(&self) -> Options {

@@ -60,7 +60,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Writes a file that is either the old or the new one, whatever happens.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let partial = partial(path);
     let written = write(&partial, bytes).and_then(|()| {
         fs::rename(&partial, path).with_context(|| format!("cannot write {}", path.display()))

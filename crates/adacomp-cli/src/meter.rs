@@ -2,7 +2,7 @@
 
 use crate::history::{LayerEpoch, Rates, Seconds, number};
 use adacomp::{Codec, Header, Kind, Layer, Layout, entropy_bytes};
-use adacomp_exchange::{Collective, Exchange, Strategy};
+use adacomp_exchange::{Exchange, Strategy, Transport};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub(crate) struct Sums {
     pub(crate) dropped: f64,
     #[serde(deserialize_with = "number")]
     pub(crate) loss: f64,
-    /// Bytes handed to the collective.
+    /// Bytes handed to the transport.
     pub(crate) sent: f64,
     /// Bytes of all messages, each counted once for the copies that its strategy needs.
     pub(crate) moved: f64,
@@ -39,7 +39,7 @@ impl Sums {
     }
 
     /// Counts a step of a learner that is hosted here.
-    pub(crate) fn count<C: Collective>(&mut self, exchange: &mut Exchange<C>, learner: usize) {
+    pub(crate) fn count<C: Transport>(&mut self, exchange: &mut Exchange<C>, learner: usize) {
         let Some(traffic) = exchange.traffic(learner).cloned() else { return };
         self.sent += traffic.sent as f64;
         let protocol = exchange.protocol();
@@ -86,9 +86,9 @@ impl Sums {
     }
 
     /// The sums of all learners, divided by their number.
-    pub(crate) fn average<C: Collective>(own: &[Self], collective: &mut C) -> Result<Self> {
+    pub(crate) fn average<C: Transport>(own: &[Self], transport: &mut C) -> Result<Self> {
         let messages = own.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>()?;
-        let all = collective.to_all(messages)?;
+        let all = transport.all_gather(messages)?;
         let all = all.iter().map(|sums| serde_json::from_slice(sums)).collect::<Result<Vec<_>, _>>()?;
         Ok(Self::mean(&all))
     }

@@ -10,7 +10,7 @@ use crate::files::{self, Claim};
 use crate::recipes::Recipe;
 use crate::reporter::Terminal;
 use crate::train::{self, Run};
-use adacomp_exchange::Collective;
+use adacomp_exchange::Transport;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Seconds to wait for other learners, unless told otherwise: some steps and tests take minutes.
-const TIME_LIMIT: u64 = 600;
+const TIMEOUT: u64 = 600;
 
 /// A command that trains, ready to do so.
 pub(crate) struct Session<'a> {
@@ -46,7 +46,7 @@ impl<'a> Session<'a> {
         schemes: Vec<Scheme>,
         arguments: &'a TrainingArguments,
     ) -> Result<Self> {
-        let limit = Duration::from_secs(arguments.time_limit.unwrap_or(TIME_LIMIT));
+        let limit = Duration::from_secs(arguments.timeout.unwrap_or(TIMEOUT));
         let mut processes = arguments.engine.start(limit)?.map(ManuallyDrop::new);
         let mut config = arguments.apply(config);
         if let Some(processes) = &processes {
@@ -91,7 +91,7 @@ impl<'a> Session<'a> {
     }
 
     /// Whether this process tells people how it goes: of several, the first.
-    pub(crate) fn speaks(&self) -> bool {
+    pub(crate) fn is_reporter(&self) -> bool {
         self.processes.as_ref().is_none_or(|processes| processes.hosted().start == 0)
     }
 
@@ -102,18 +102,18 @@ impl<'a> Session<'a> {
     /// The folder for results: the one to resume, the one asked for, or a fresh one.
     pub(crate) fn folder(&mut self, name: &str) -> Result<PathBuf> {
         let folder = match (&self.arguments.resume, &self.arguments.out) {
-            // Only the process that speaks writes.
-            (None, None) if !self.speaks() => return Ok(PathBuf::new()),
+            // Only the process that is_reporter writes.
+            (None, None) if !self.is_reporter() => return Ok(PathBuf::new()),
             (None, None) => files::fresh_folder(name)?,
             (Some(folder), _) => run_folder(folder),
             (None, Some(folder)) => {
-                if self.speaks() {
+                if self.is_reporter() {
                     files::check_empty(folder)?;
                 }
                 folder.clone()
             }
         };
-        if self.speaks() {
+        if self.is_reporter() {
             self.claim = Some(Claim::new(&folder)?);
         }
         Ok(folder)
@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
 
     /// Prints the whole configuration, so that the run can be repeated.
     pub(crate) fn introduce(&self) -> Result<()> {
-        if !self.speaks() {
+        if !self.is_reporter() {
             return Ok(());
         }
         let mut configuration = serde_json::to_value(&self.config)?;

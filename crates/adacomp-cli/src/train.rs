@@ -10,7 +10,7 @@ use crate::meter::Sums;
 use crate::models::Network;
 use adacomp::Layout;
 use adacomp_burn::unshared;
-use adacomp_exchange::{Collective, CollectiveError, ExchangeError, local};
+use adacomp_exchange::{ExchangeError, Transport, TransportError, local};
 use anyhow::{Result, anyhow};
 use burn::tensor::Device;
 use std::path::PathBuf;
@@ -77,10 +77,10 @@ fn train_locally(
     std::thread::scope(|scope| {
         let threads: Vec<_> = local(run.config.learners, run.threads, run.limit)
             .into_iter()
-            .map(|collective| {
-                let reporter = if collective.hosted().start == 0 { reporter.take() } else { None };
+            .map(|transport| {
+                let reporter = if transport.hosted().start == 0 { reporter.take() } else { None };
                 let model = unshared(model.clone());
-                scope.spawn(move || Endpoint::new(run, data, model, collective, from)?.train(reporter))
+                scope.spawn(move || Endpoint::new(run, data, model, transport, from)?.train(reporter))
             })
             .collect();
         let results = threads.into_iter().map(|thread| {
@@ -93,9 +93,9 @@ fn train_locally(
 /// The results agree, but for an error: that of the thread that failed first, rather than of those that miss it.
 fn first_cause(results: Vec<Result<Ended>>) -> Result<Ended> {
     let misses_another = |error: &anyhow::Error| {
-        let collective = error.downcast_ref::<CollectiveError>();
+        let transport = error.downcast_ref::<TransportError>();
         let exchange = error.downcast_ref::<ExchangeError>();
-        collective.is_some() || matches!(exchange, Some(ExchangeError::Collective { .. }))
+        transport.is_some() || matches!(exchange, Some(ExchangeError::Transport { .. }))
     };
     let (mut consequence, mut ended) = (None, None);
     for result in results {

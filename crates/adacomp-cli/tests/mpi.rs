@@ -26,7 +26,7 @@ fn checksum(output: Output) -> String {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let lines: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("weights checksum: ")).collect();
-    assert_eq!(lines.len(), 1, "one process speaks for all: {text}");
+    assert_eq!(lines.len(), 1, "one process is_reporter for all: {text}");
     lines[0].to_owned()
 }
 

@@ -44,17 +44,19 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     for step in 0..warm_up + steps {
         for learner in (0..learners).rev() {
             gradients.fill(&mut gradient);
-            protocols[learner.min(1)].give(learner, 0, gradient.as_slice().into()).expect("a valid gradient");
+            protocols[learner.min(1)]
+                .submit(learner, 0, gradient.as_slice().into())
+                .expect("a valid gradient");
         }
         let limit = time(|| {
             residual.iter_mut().zip(black_box(&gradient)).for_each(|(r, dw): (&mut f32, _)| *r += dw)
         });
         let (mut encode, mut decode, mut last_round) = (0.0, 0.0, 0);
         for round in 0..protocols[0].rounds() {
-            let mut first = Outgoing::ToAll(Vec::new());
+            let mut first = Outgoing::AllGather(Vec::new());
             encode += time(|| first = protocols[0].outgoing(0, round));
             let incoming = carry(first, protocols[1].outgoing(0, round));
-            if let Incoming::ToAll(messages) = &incoming[0] {
+            if let Incoming::AllGather(messages) = &incoming[0] {
                 last_round = messages.iter().map(|message| message.len()).sum();
             }
             protocols[1].incoming(0, round, &incoming[1]).expect("all messages");
@@ -107,16 +109,16 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
 /// What comes to each of two protocols, of which the first hosts one learner.
 fn carry(first: Outgoing, rest: Outgoing) -> [Incoming; 2] {
     match (first, rest) {
-        (Outgoing::ToAll(first), Outgoing::ToAll(rest)) => {
+        (Outgoing::AllGather(first), Outgoing::AllGather(rest)) => {
             let messages: Vec<_> = first.into_iter().chain(rest).map(Arc::new).collect();
-            [Incoming::ToAll(messages.clone()), Incoming::ToAll(messages)]
+            [Incoming::AllGather(messages.clone()), Incoming::AllGather(messages)]
         }
-        (Outgoing::ToEach(first), Outgoing::ToEach(rest)) => {
+        (Outgoing::AllToAll(first), Outgoing::AllToAll(rest)) => {
             let mut sent: Vec<_> = first.into_iter().chain(rest).collect();
             let learners = sent.len();
             let mut to =
                 |receiver: usize| sent.iter_mut().map(|sent| std::mem::take(&mut sent[receiver])).collect();
-            [Incoming::ToEach(vec![to(0)]), Incoming::ToEach((1..learners).map(to).collect())]
+            [Incoming::AllToAll(vec![to(0)]), Incoming::AllToAll((1..learners).map(to).collect())]
         }
         _ => unreachable!("both are in the same round"),
     }

@@ -6,8 +6,8 @@
 
 use adacomp::{Gradient, Outcome, Parameter, Policy};
 use adacomp_exchange::{
-    Collective, CollectiveError, Exchange, ExchangeError, Incoming, LearnerState, Outgoing, Strategy,
-    TIME_LIMIT, local,
+    Exchange, ExchangeError, Incoming, LearnerState, Outgoing, Strategy, TIMEOUT, Transport, TransportError,
+    local,
 };
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String>
         strategies: Strategy::ALL.to_vec(),
         steps: 20,
         elements: 20_000,
-        limit: TIME_LIMIT,
+        limit: TIMEOUT,
         stop: None,
         state: None,
         differ: None,
@@ -89,12 +89,10 @@ fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error + Send + Syn
         "local" => {
             for &strategy in &settings.strategies {
                 std::thread::scope(|scope| {
-                    let collectives = local(settings.learners, 2, settings.limit);
-                    let threads: Vec<_> = collectives
+                    let transports = local(settings.learners, 2, settings.limit);
+                    let threads: Vec<_> = transports
                         .into_iter()
-                        .map(|collective| {
-                            scope.spawn(move || steps(collective, strategy, settings).map(drop))
-                        })
+                        .map(|transport| scope.spawn(move || steps(transport, strategy, settings).map(drop)))
                         .collect();
                     threads
                         .into_iter()
@@ -105,9 +103,9 @@ fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error + Send + Syn
         }
         #[cfg(feature = "mpi")]
         "mpi" => {
-            let mut collective = adacomp_exchange::Mpi::start(settings.limit)?;
+            let mut transport = adacomp_exchange::Mpi::start(settings.limit)?;
             for &strategy in &settings.strategies {
-                collective = steps(collective, strategy, settings)?;
+                transport = steps(transport, strategy, settings)?;
             }
             Ok(())
         }
@@ -115,13 +113,13 @@ fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error + Send + Syn
     }
 }
 
-/// A collective that stops its learner once so many rounds have come, before they are looked at.
+/// A transport that stops its learner once so many rounds have come, before they are looked at.
 struct Stopping<C> {
     inner: C,
     stop_after: Option<usize>,
 }
 
-impl<C: Collective> Collective for Stopping<C> {
+impl<C: Transport> Transport for Stopping<C> {
     fn learners(&self) -> usize {
         self.inner.learners()
     }
@@ -130,11 +128,11 @@ impl<C: Collective> Collective for Stopping<C> {
         self.inner.hosted()
     }
 
-    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), TransportError> {
         self.inner.start(outgoing)
     }
 
-    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+    fn finish(&mut self) -> Result<Incoming, TransportError> {
         let incoming = self.inner.finish();
         self.stop_after = self.stop_after.map(|rounds| rounds - 1);
         if self.stop_after == Some(0) {
@@ -149,9 +147,9 @@ fn wait_to_be_killed() {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-/// All steps of one strategy; gives the collective back.
-fn steps<C: Collective>(
-    collective: C,
+/// All steps of one strategy; gives the transport back.
+fn steps<C: Transport>(
+    transport: C,
     strategy: Strategy,
     settings: &Settings,
 ) -> Result<C, Box<dyn std::error::Error + Send + Sync>> {
@@ -161,12 +159,12 @@ fn steps<C: Collective>(
         Parameter::new("fc.weight", &[1, settings.elements]),
         Parameter::new("fc.bias", &[10]),
     ];
-    let hosted = collective.hosted();
+    let hosted = transport.hosted();
     let differs = settings.differ.is_some_and(|learner| hosted.contains(&learner));
     let policy = if differs { Policy::local_selection() } else { Policy::adacomp() };
     let layout = policy.layout(parameters)?;
     let lengths: Vec<usize> = layout.layers().iter().map(|layer| layer.elements()).collect();
-    let mut exchange = Exchange::new(Stopping { inner: collective, stop_after: None }, layout, strategy)?;
+    let mut exchange = Exchange::new(Stopping { inner: transport, stop_after: None }, layout, strategy)?;
     let mut output: Vec<Vec<f32>> = lengths.iter().map(|&length| vec![0.0; length]).collect();
     let mut checksum = Checksum::default();
     let mut traffic = 0;
@@ -197,14 +195,14 @@ fn steps<C: Collective>(
         stop("compress");
         for (learner, gradients) in hosted.clone().zip(&gradients) {
             for (layer, gradient) in gradients.iter().enumerate().rev() {
-                exchange.give(learner, layer, Gradient::from(gradient.as_slice()))?;
+                exchange.submit(learner, layer, Gradient::from(gradient.as_slice()))?;
             }
         }
         // The first round is under way now.
         stop("exchange");
         if stop_phase == Some("decode") {
             let rounds = exchange.protocol().rounds();
-            exchange.collective().stop_after = Some(rounds);
+            exchange.transport().stop_after = Some(rounds);
         }
         let mut slices: Vec<&mut [f32]> = output.iter_mut().map(Vec::as_mut_slice).collect();
         let outcome: Result<Outcome, ExchangeError> = exchange.finish(&mut slices);
@@ -241,7 +239,7 @@ fn steps<C: Collective>(
         lines += &format!("{} {} sent {traffic}\n", strategy.name(), hosted.start);
     }
     print!("{lines}");
-    Ok(exchange.into_collective().inner)
+    Ok(exchange.into_transport().inner)
 }
 
 /// The states of the last two steps: a learner may die when others have saved a step and it has not.
@@ -257,7 +255,7 @@ impl StateFiles<'_> {
     }
 
     /// Loads the newest step that all learners have.
-    fn load<C: Collective>(
+    fn load<C: Transport>(
         &self,
         exchange: &mut Exchange<C>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -265,8 +263,8 @@ impl StateFiles<'_> {
             |step: &u64| self.hosted.clone().all(|learner| self.path(learner, *step, "residuals").exists());
         let newest = (1..1000).rev().find(saved).unwrap_or(0);
         let steps = vec![newest.to_le_bytes().to_vec(); self.hosted.len()];
-        exchange.collective().start(Outgoing::ToAll(steps))?;
-        let Incoming::ToAll(steps) = exchange.collective().finish()? else {
+        exchange.transport().start(Outgoing::AllGather(steps))?;
+        let Incoming::AllGather(steps) = exchange.transport().finish()? else {
             return Err("out of step".into());
         };
         let steps =
@@ -287,7 +285,7 @@ impl StateFiles<'_> {
         Ok(())
     }
 
-    fn save<C: Collective>(
+    fn save<C: Transport>(
         &self,
         exchange: &mut Exchange<C>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {

@@ -8,7 +8,7 @@ use crate::strategy::{Addressing, Fault};
 pub(crate) struct Dense;
 
 impl LayerRounds for Dense {
-    const ADDRESSING: &'static [Addressing] = &[Addressing::ToEach, Addressing::ToAll];
+    const ADDRESSING: &'static [Addressing] = &[Addressing::AllToAll, Addressing::AllGather];
 
     fn send(&mut self, _: Place<'_>, _: &mut Member, _receiver: usize, _message: &mut Vec<u8>) {}
 

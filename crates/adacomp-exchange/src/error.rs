@@ -4,10 +4,10 @@ use adacomp::{AverageError, CompressError, DecodeError, StateError};
 use std::time::Duration;
 use thiserror::Error;
 
-/// Bytes that could not be moved. The collective is of no use any more.
+/// Bytes that could not be moved. The transport is of no use any more.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum CollectiveError {
+pub enum TransportError {
     /// A learner did not take part in time.
     #[error(
         "no word from {} within {limit:?}; a learner hangs, has died, or is slower than the time limit",
@@ -96,12 +96,12 @@ pub enum Cause {
     #[error("it is of another model or policy")]
     Layout,
     /// Another group of layers, or a step in which its sender sends everything and the receiver does not, or the reverse.
-    #[error("it is of group {group}, sent {}; expected otherwise", if *everything { "whole" } else { "as selected" })]
+    #[error("it is of group {group}, sent {}; expected otherwise", if *flush { "whole" } else { "as selected" })]
     Mode {
         /// Its group.
         group: u32,
         /// Whether its sender sends everything.
-        everything: bool,
+        flush: bool,
     },
     /// A message that another learner sent, or that was meant for another learner.
     #[error("it was sent by learner {sender} to {}", receiver.map_or("all".to_owned(), |receiver| format!("learner {receiver}")))]
@@ -185,11 +185,11 @@ pub enum ExchangeError {
     },
     /// The bytes could not be moved.
     #[error("step {step}: {cause}")]
-    Collective {
+    Transport {
         /// The step.
         step: u64,
         /// Why.
-        cause: CollectiveError,
+        cause: TransportError,
     },
     /// A gradient that was refused.
     #[error(transparent)]

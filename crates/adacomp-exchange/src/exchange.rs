@@ -1,11 +1,11 @@
 //! A whole step: gradients in, the averaged gradient out.
 
 use crate::agreement;
-use crate::collective::{Collective, Incoming, Outgoing};
-use crate::error::{CollectiveError, ExchangeError};
+use crate::error::{ExchangeError, TransportError};
 use crate::options::Options;
 use crate::protocol::Protocol;
 use crate::traffic::Traffic;
+use crate::transport::{Incoming, Outgoing, Transport};
 use adacomp::{CompressError, Gradient, Layout, Outcome, Selected, Sending};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,18 +27,18 @@ pub struct Seconds {
     pub compress: f64,
     /// Writing messages.
     pub encode: f64,
-    /// Waiting for the collective.
+    /// Waiting for the transport.
     pub wait: f64,
     /// Reading messages and writing the averaged gradient.
     pub decode: f64,
 }
 
-/// Learners that are hosted here, over a collective.
+/// Learners that are hosted here, over a transport.
 ///
 /// A step is begun by the first gradient that is given, and over when [`Exchange::finish`] returns. Layers can be given as
 /// the backward pass produces them; the result is the same to the bit.
 pub struct Exchange<C> {
-    collective: C,
+    transport: C,
     protocol: Protocol,
     /// Rounds under way: group and round, oldest first.
     under_way: VecDeque<(usize, usize)>,
@@ -48,24 +48,24 @@ pub struct Exchange<C> {
     spent: Seconds,
     seconds: Seconds,
     /// Why learners cannot go on, and since which step.
-    broken: Option<(u64, CollectiveError)>,
+    broken: Option<(u64, TransportError)>,
 }
 
-impl<C: Collective> Exchange<C> {
+impl<C: Transport> Exchange<C> {
     /// Connects the learners. All must have been started with the same layout and options: if not, all get an error that
     /// says which learner differs and in what.
     pub fn new(
-        mut collective: C,
+        mut transport: C,
         layout: impl Into<Arc<Layout>>,
         options: impl Into<Options>,
     ) -> Result<Self, ExchangeError> {
-        let (learners, hosted) = (collective.learners(), collective.hosted());
+        let (learners, hosted) = (transport.learners(), transport.hosted());
         let protocol = Protocol::new(layout, options, learners, hosted.clone())?;
-        let failed = |cause| ExchangeError::Collective { step: 0, cause };
-        let texts = collective.to_all(vec![protocol.description(); hosted.len()]).map_err(failed)?;
+        let failed = |cause| ExchangeError::Transport { step: 0, cause };
+        let texts = transport.all_gather(vec![protocol.description(); hosted.len()]).map_err(failed)?;
         agreement::check(&texts)?;
         Ok(Self {
-            collective,
+            transport,
             protocol,
             under_way: VecDeque::new(),
             started: 0,
@@ -80,14 +80,14 @@ impl<C: Collective> Exchange<C> {
         &mut self.protocol
     }
 
-    /// The collective, for another use. The residuals go.
-    pub fn into_collective(self) -> C {
-        self.collective
+    /// The transport, for another use. The residuals go.
+    pub fn into_transport(self) -> C {
+        self.transport
     }
 
-    /// The collective: for bytes that are not gradients, between steps.
-    pub fn collective(&mut self) -> &mut C {
-        &mut self.collective
+    /// The transport: for bytes that are not gradients, between steps.
+    pub fn transport(&mut self) -> &mut C {
+        &mut self.transport
     }
 
     /// The bytes of a learner that is hosted here in the last step.
@@ -100,7 +100,7 @@ impl<C: Collective> Exchange<C> {
         self.seconds
     }
 
-    /// Has the next step send everything, in f32, or what is selected. All learners must do the same.
+    /// Has the next step send flush, in f32, or what is selected. All learners must do the same.
     pub fn set_sending(&mut self, sending: Sending) {
         self.protocol.set_sending(sending);
     }
@@ -110,41 +110,41 @@ impl<C: Collective> Exchange<C> {
     /// # Panics
     /// As it does.
     pub fn begin_group(&mut self, layers: &[usize]) -> Result<usize, ExchangeError> {
-        self.check_whole()?;
+        self.check_alive()?;
         Ok(self.protocol.begin_group(layers)?)
     }
 
     /// Gives one layer's gradient of a learner that is hosted here. Once all learners that are hosted here have given a
     /// group of layers, it is on its way.
-    pub fn give(
+    pub fn submit(
         &mut self,
         learner: usize,
         layer: usize,
         gradient: Gradient<'_>,
     ) -> Result<(), ExchangeError> {
-        self.give_by(|protocol| protocol.give(learner, layer, gradient))
+        self.submit_by(|protocol| protocol.submit(learner, layer, gradient))
     }
 
     /// The same for a gradient that is elsewhere: see [`adacomp::Compressor::take_selection`].
-    pub fn give_selection(
+    pub fn submit_selection(
         &mut self,
         learner: usize,
         layer: usize,
         maxima: &[f32],
         selected: &[Selected],
     ) -> Result<(), ExchangeError> {
-        self.give_by(|protocol| protocol.give_selection(learner, layer, maxima, selected))
+        self.submit_by(|protocol| protocol.submit_selection(learner, layer, maxima, selected))
     }
 
-    fn give_by(
+    fn submit_by(
         &mut self,
         give: impl FnOnce(&mut Protocol) -> Result<(), CompressError>,
     ) -> Result<(), ExchangeError> {
-        self.check_whole()?;
+        self.check_alive()?;
         let start = Instant::now();
         give(&mut self.protocol)?;
         self.spent.compress += start.elapsed().as_secs_f64();
-        while self.started < self.protocol.groups() && self.protocol.is_given(self.started) {
+        while self.started < self.protocol.groups() && self.protocol.is_submitted(self.started) {
             self.start_round(self.started, 0)?;
             self.started += 1;
         }
@@ -159,9 +159,9 @@ impl<C: Collective> Exchange<C> {
     ) -> Result<Outcome, ExchangeError> {
         self.check_gradients(gradients)?;
         self.protocol.check_output(output)?;
-        for (learner, gradients) in self.collective.hosted().zip(gradients) {
+        for (learner, gradients) in self.transport.hosted().zip(gradients) {
             for (layer, gradient) in gradients.iter().enumerate().rev() {
-                self.give(learner, layer, *gradient)?;
+                self.submit(learner, layer, *gradient)?;
             }
         }
         self.finish(output)
@@ -170,7 +170,7 @@ impl<C: Collective> Exchange<C> {
     /// Before anything is compressed, because a step that is half given cannot be taken back without the other learners.
     fn check_gradients(&self, gradients: &[Vec<Gradient<'_>>]) -> Result<(), ExchangeError> {
         let wrong = |what: String, expected, actual| Err(ExchangeError::Gradients { what, expected, actual });
-        let (hosted, layout) = (self.collective.hosted(), self.protocol.layout());
+        let (hosted, layout) = (self.transport.hosted(), self.protocol.layout());
         if gradients.len() != hosted.len() {
             return wrong("of learners that are hosted here".to_owned(), hosted.len(), gradients.len());
         }
@@ -237,9 +237,9 @@ impl<C: Collective> Exchange<C> {
         &mut self,
         mut ended: impl FnMut(&mut Self, usize) -> Result<(), ExchangeError>,
     ) -> Result<(), ExchangeError> {
-        self.check_whole()?;
+        self.check_alive()?;
         if self.started < self.protocol.groups() {
-            return Err(CompressError::Missing { parameters: self.protocol.not_given() }.into());
+            return Err(CompressError::Missing { parameters: self.protocol.not_submitted() }.into());
         }
         while let Some((group, round)) = self.under_way.pop_front() {
             let incoming = self.wait()?;
@@ -258,7 +258,7 @@ impl<C: Collective> Exchange<C> {
     }
 
     fn start_verdict(&mut self) -> Result<(), ExchangeError> {
-        let verdict = Outgoing::ToAll(self.protocol.verdict());
+        let verdict = Outgoing::AllGather(self.protocol.verdict());
         self.start(verdict)
     }
 
@@ -267,15 +267,15 @@ impl<C: Collective> Exchange<C> {
         &mut self,
         conclude: impl FnOnce(&mut Protocol, &[Arc<Vec<u8>>]) -> Result<Outcome, ExchangeError>,
     ) -> Result<Outcome, ExchangeError> {
-        let Incoming::ToAll(verdicts) = self.wait()? else {
-            return Err(self.break_off(CollectiveError::OutOfStep));
+        let Incoming::AllGather(verdicts) = self.wait()? else {
+            return Err(self.break_off(TransportError::OutOfStep));
         };
         let start = Instant::now();
         let outcome = conclude(&mut self.protocol, &verdicts);
         self.spent.decode += start.elapsed().as_secs_f64();
         self.seconds = std::mem::take(&mut self.spent);
-        if let Err(error @ (ExchangeError::Verdict { .. } | ExchangeError::Collective { .. })) = &outcome {
-            let cause = CollectiveError::Transport { transport: "exchange", reason: error.to_string() };
+        if let Err(error @ (ExchangeError::Verdict { .. } | ExchangeError::Transport { .. })) = &outcome {
+            let cause = TransportError::Transport { transport: "exchange", reason: error.to_string() };
             self.broken = Some((self.protocol.step(), cause));
         }
         outcome
@@ -290,28 +290,28 @@ impl<C: Collective> Exchange<C> {
     }
 
     fn start(&mut self, outgoing: Outgoing) -> Result<(), ExchangeError> {
-        self.collective.start(outgoing).map_err(|cause| self.break_off(cause))
+        self.transport.start(outgoing).map_err(|cause| self.break_off(cause))
     }
 
     fn wait(&mut self) -> Result<Incoming, ExchangeError> {
         let start = Instant::now();
-        let incoming = self.collective.finish();
+        let incoming = self.transport.finish();
         self.spent.wait += start.elapsed().as_secs_f64();
         incoming.map_err(|cause| self.break_off(cause))
     }
 
     /// The learners have lost each other: what was selected goes back into the residuals, and nothing more can be done here.
-    fn break_off(&mut self, cause: CollectiveError) -> ExchangeError {
+    fn break_off(&mut self, cause: TransportError) -> ExchangeError {
         let step = self.protocol.step();
-        self.protocol.drop_step();
+        self.protocol.rollback();
         self.under_way.clear();
         self.broken = Some((step, cause.clone()));
-        ExchangeError::Collective { step, cause }
+        ExchangeError::Transport { step, cause }
     }
 
-    fn check_whole(&self) -> Result<(), ExchangeError> {
+    fn check_alive(&self) -> Result<(), ExchangeError> {
         match &self.broken {
-            Some((step, cause)) => Err(ExchangeError::Collective { step: *step, cause: cause.clone() }),
+            Some((step, cause)) => Err(ExchangeError::Transport { step: *step, cause: cause.clone() }),
             None => Ok(()),
         }
     }

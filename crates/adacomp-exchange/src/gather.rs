@@ -13,7 +13,7 @@ pub(crate) struct Gather {
 
 impl Rounds for Gather {
     fn addressing(&self) -> &'static [Addressing] {
-        &[Addressing::ToAll]
+        &[Addressing::AllGather]
     }
 
     /// A frame has an envelope of its own.
@@ -26,7 +26,7 @@ impl Rounds for Gather {
         compressor
             .encode_layers(setting.codec, learner, setting.step, setting.layers, message)
             .expect("all layers of a group are given before its first round");
-        let copies = Addressing::ToAll.copies(member.learner, receiver, setting.learners);
+        let copies = Addressing::AllGather.copies(member.learner, receiver, setting.learners);
         for &layer in setting.layers {
             let bytes = member.compressor.layer_statistics(layer).bytes;
             member.traffic.layers[layer].sent += (copies * bytes) as u64;

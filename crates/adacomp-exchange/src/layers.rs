@@ -87,7 +87,7 @@ impl<S: LayerRounds> Rounds for ByLayer<S> {
                 self.strategy.send(place, member, receiver, message);
             } else if setting.round == Self::LAST {
                 self.whole.send_average((member.position, place.index), message);
-            } else if S::ADDRESSING[setting.round] == Addressing::ToEach {
+            } else if S::ADDRESSING[setting.round] == Addressing::AllToAll {
                 self.whole.send_share(member, place.layer, place.share(receiver), message);
             }
             member.traffic.layers[place.layer].sent += (copies * (message.len() - start)) as u64;

@@ -1,11 +1,10 @@
 #![doc = include_str!("../README.md")]
 
 mod agreement;
-mod collective;
 mod dense;
 mod error;
-mod everything;
 mod exchange;
+mod flush;
 mod gather;
 mod layers;
 mod local;
@@ -24,13 +23,13 @@ mod state;
 mod strategy;
 mod sums;
 mod traffic;
+mod transport;
 mod values;
 mod verdict;
 mod whole;
 
 pub use agreement::check as check_agreement;
-pub use collective::{Collective, Incoming, Outgoing, TIME_LIMIT};
-pub use error::{Cause, CollectiveError, ExchangeError};
+pub use error::{Cause, ExchangeError, TransportError};
 pub use exchange::{Exchange, Seconds, Writing};
 pub use local::{Local, local, on_threads};
 #[cfg(feature = "mpi")]
@@ -41,3 +40,4 @@ pub use state::LearnerState;
 pub use strategy::Strategy;
 pub use sums::{decode_sums, encode_sums};
 pub use traffic::{LayerTraffic, Traffic};
+pub use transport::{Incoming, Outgoing, TIMEOUT, Transport};

@@ -1,14 +1,14 @@
 //! Learners in one process, on as many threads as one likes.
 
-use crate::collective::{Collective, Incoming, Outgoing};
-use crate::error::CollectiveError;
+use crate::error::TransportError;
+use crate::transport::{Incoming, Outgoing, Transport};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Connects so many learners on so many threads: one collective for each thread, which hosts its share of the learners.
+/// Connects so many learners on so many threads: one transport for each thread, which hosts its share of the learners.
 /// Waiting takes at most `limit`.
 pub fn local(learners: usize, threads: usize, limit: Duration) -> Vec<Local> {
     let threads = threads.clamp(1, learners.max(1));
@@ -28,13 +28,13 @@ pub fn local(learners: usize, threads: usize, limit: Duration) -> Vec<Local> {
 pub fn on_threads<T: Send>(learners: usize, limit: Duration, work: impl Fn(Local) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
-        let collectives = local(learners, learners, limit).into_iter();
-        let threads: Vec<_> = collectives.map(|collective| scope.spawn(move || work(collective))).collect();
+        let transports = local(learners, learners, limit).into_iter();
+        let threads: Vec<_> = transports.map(|transport| scope.spawn(move || work(transport))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
 }
 
-/// One thread's side of a [`local`] collective.
+/// One thread's side of a [`local`] transport.
 #[derive(Debug)]
 pub struct Local {
     shared: Arc<Shared>,
@@ -70,8 +70,8 @@ struct Round {
 
 #[derive(Debug)]
 enum Shape {
-    ToAll(Vec<Arc<Vec<u8>>>),
-    ToEach(Vec<Vec<Vec<u8>>>),
+    AllGather(Vec<Arc<Vec<u8>>>),
+    AllToAll(Vec<Vec<Vec<u8>>>),
 }
 
 impl Shared {
@@ -81,7 +81,7 @@ impl Shared {
     }
 }
 
-impl Collective for Local {
+impl Transport for Local {
     fn learners(&self) -> usize {
         self.learners
     }
@@ -90,7 +90,7 @@ impl Collective for Local {
         self.shared.hosted[self.thread].clone()
     }
 
-    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), TransportError> {
         outgoing.check(self.hosted().len(), self.learners)?;
         let threads = self.shared.hosted.len();
         let mut state = self.shared.lock();
@@ -99,8 +99,8 @@ impl Collective for Local {
             state.rounds.push_back(Round { outgoing: (0..threads).map(|_| None).collect(), finished: 0 });
         }
         state.rounds[index].outgoing[self.thread] = Some(match outgoing {
-            Outgoing::ToAll(messages) => Shape::ToAll(messages.into_iter().map(Arc::new).collect()),
-            Outgoing::ToEach(messages) => Shape::ToEach(messages),
+            Outgoing::AllGather(messages) => Shape::AllGather(messages.into_iter().map(Arc::new).collect()),
+            Outgoing::AllToAll(messages) => Shape::AllToAll(messages),
         });
         self.started += 1;
         drop(state);
@@ -108,9 +108,9 @@ impl Collective for Local {
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+    fn finish(&mut self) -> Result<Incoming, TransportError> {
         if self.finished == self.started {
-            return Err(CollectiveError::NotStarted);
+            return Err(TransportError::NotStarted);
         }
         // A limit beyond all time is none.
         let deadline = Instant::now().checked_add(self.limit);
@@ -128,12 +128,12 @@ impl Collective for Local {
             };
             let ended: Vec<usize> = missing.iter().copied().filter(|&thread| state.ended[thread]).collect();
             if !ended.is_empty() {
-                return Err(CollectiveError::Ended { learners: learners(&ended) });
+                return Err(TransportError::Ended { learners: learners(&ended) });
             }
             let left =
                 deadline.map_or(self.limit, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                return Err(CollectiveError::TimeOut { learners: learners(&missing), limit: self.limit });
+                return Err(TransportError::TimeOut { learners: learners(&missing), limit: self.limit });
             }
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -150,21 +150,21 @@ impl Collective for Local {
 }
 
 /// What a round has for these learners.
-fn take(round: &mut Round, hosted: Range<usize>) -> Result<Incoming, CollectiveError> {
+fn take(round: &mut Round, hosted: Range<usize>) -> Result<Incoming, TransportError> {
     let shapes = round.outgoing.iter_mut().flatten();
-    let mut to_all = Vec::new();
-    let mut to_each: Vec<Vec<Vec<u8>>> = vec![Vec::new(); hosted.len()];
+    let mut all_gather = Vec::new();
+    let mut all_to_all: Vec<Vec<Vec<u8>>> = vec![Vec::new(); hosted.len()];
     let (mut all, mut each) = (false, false);
     for shape in shapes {
         match shape {
-            Shape::ToAll(messages) => {
+            Shape::AllGather(messages) => {
                 all = true;
-                to_all.extend(messages.iter().cloned());
+                all_gather.extend(messages.iter().cloned());
             }
-            Shape::ToEach(senders) => {
+            Shape::AllToAll(senders) => {
                 each = true;
                 for messages in senders {
-                    for (receiver, taken) in hosted.clone().zip(&mut to_each) {
+                    for (receiver, taken) in hosted.clone().zip(&mut all_to_all) {
                         taken.push(messages.get_mut(receiver).map(std::mem::take).unwrap_or_default());
                     }
                 }
@@ -172,9 +172,9 @@ fn take(round: &mut Round, hosted: Range<usize>) -> Result<Incoming, CollectiveE
         }
     }
     match (all, each) {
-        (true, false) => Ok(Incoming::ToAll(to_all)),
-        (false, true) => Ok(Incoming::ToEach(to_each)),
-        _ => Err(CollectiveError::OutOfStep),
+        (true, false) => Ok(Incoming::AllGather(all_gather)),
+        (false, true) => Ok(Incoming::AllToAll(all_to_all)),
+        _ => Err(TransportError::OutOfStep),
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Context {
     pub(crate) step: u64,
     pub(crate) group: u32,
     pub(crate) round: u8,
-    pub(crate) everything: bool,
+    pub(crate) flush: bool,
     pub(crate) sender: usize,
     /// All learners where it is none.
     pub(crate) receiver: Option<usize>,
@@ -42,7 +42,7 @@ impl Context {
         hash.update(&self.fingerprint.to_le_bytes());
         hash.update(&self.step.to_le_bytes());
         hash.update(&self.group.to_le_bytes());
-        hash.update(&[u8::from(self.everything)]);
+        hash.update(&[u8::from(self.flush)]);
         hash.update(&(self.sender as u64).to_le_bytes());
         hash.update(&self.receiver.map_or(u64::MAX, |receiver| receiver as u64).to_le_bytes());
         hash.finalize()
@@ -108,9 +108,9 @@ impl Context {
         }
         let groups = (0..8).flat_map(|by| [self.group.checked_sub(by), self.group.checked_add(by)]).flatten();
         let modes = groups.flat_map(|group| [(group, false), (group, true)]);
-        for (group, everything) in modes {
-            if matches(&Self { group, everything, ..*self }) {
-                return Cause::Mode { group, everything };
+        for (group, flush) in modes {
+            if matches(&Self { group, flush, ..*self }) {
+                return Cause::Mode { group, flush };
             }
         }
         if version != VERSION {

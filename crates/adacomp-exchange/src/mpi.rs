@@ -3,8 +3,8 @@
 //! MPI lives on a thread of its own. It moves bytes while the learner works, and a learner that waits for others can stop
 //! waiting: MPI's own calls know no time limit.
 
-use crate::collective::{Collective, Incoming, Outgoing};
-use crate::error::CollectiveError;
+use crate::error::TransportError;
+use crate::transport::{Incoming, Outgoing, Transport};
 use mpi::Threading;
 use mpi::datatype::{Partition, PartitionMut};
 use mpi::traits::{Communicator, CommunicatorCollectives};
@@ -20,14 +20,14 @@ pub struct Mpi {
     learners: usize,
     limit: Duration,
     outgoing: Option<Sender<Outgoing>>,
-    incoming: Receiver<Result<Incoming, CollectiveError>>,
+    incoming: Receiver<Result<Incoming, TransportError>>,
     under_way: usize,
     lost: bool,
 }
 
 impl Mpi {
     /// Starts MPI. Waiting for other learners takes at most `limit` each time.
-    pub fn start(limit: Duration) -> Result<Self, CollectiveError> {
+    pub fn start(limit: Duration) -> Result<Self, TransportError> {
         let (outgoing, requests) = channel();
         let (replies, incoming) = channel();
         let (introduce, introduced) = channel();
@@ -43,15 +43,15 @@ impl Mpi {
     }
 }
 
-fn failed(reason: &str) -> CollectiveError {
-    CollectiveError::Transport { transport: "mpi", reason: reason.to_owned() }
+fn failed(reason: &str) -> TransportError {
+    TransportError::Transport { transport: "mpi", reason: reason.to_owned() }
 }
 
 /// The thread on which MPI lives: says who it is, then moves bytes until there are no more requests.
 fn serve(
     introduce: &Sender<Option<(usize, usize)>>,
     requests: &Receiver<Outgoing>,
-    replies: &Sender<Result<Incoming, CollectiveError>>,
+    replies: &Sender<Result<Incoming, TransportError>>,
 ) {
     let Some((universe, _)) = mpi::initialize_with_threading(Threading::Funneled) else {
         let _ = introduce.send(None);
@@ -61,8 +61,8 @@ fn serve(
     let _ = introduce.send(Some((world.rank() as usize, world.size() as usize)));
     for outgoing in requests {
         let incoming = match outgoing {
-            Outgoing::ToAll(mut messages) => gather(&world, messages.pop().unwrap_or_default()),
-            Outgoing::ToEach(mut messages) => to_each(&world, &messages.pop().unwrap_or_default()),
+            Outgoing::AllGather(mut messages) => gather(&world, messages.pop().unwrap_or_default()),
+            Outgoing::AllToAll(mut messages) => all_to_all(&world, &messages.pop().unwrap_or_default()),
         };
         if replies.send(incoming).is_err() {
             return;
@@ -71,7 +71,7 @@ fn serve(
 }
 
 /// The sizes of messages as MPI wants them: 32-bit counts and offsets.
-fn counts(lengths: impl Iterator<Item = usize>) -> Result<Vec<i32>, CollectiveError> {
+fn counts(lengths: impl Iterator<Item = usize>) -> Result<Vec<i32>, TransportError> {
     let counts: Vec<i32> = lengths
         .map(|length| {
             i32::try_from(length).map_err(|_| failed("a message is longer than 2 GiB; use smaller groups"))
@@ -101,7 +101,7 @@ fn buffer(counts: &[i32]) -> Vec<u8> {
     buffer
 }
 
-fn gather(world: &impl CommunicatorCollectives, mut message: Vec<u8>) -> Result<Incoming, CollectiveError> {
+fn gather(world: &impl CommunicatorCollectives, mut message: Vec<u8>) -> Result<Incoming, TransportError> {
     message.reserve(1);
     let length = message.len() as u64;
     let mut lengths = vec![0u64; world.size() as usize];
@@ -111,10 +111,13 @@ fn gather(world: &impl CommunicatorCollectives, mut message: Vec<u8>) -> Result<
     let offsets = offsets(&counts);
     let mut partition = PartitionMut::new(&mut bytes[..], &counts[..], &offsets[..]);
     world.all_gather_varcount_into(&message[..], &mut partition);
-    Ok(Incoming::ToAll(cut(&bytes, &counts).into_iter().map(Arc::new).collect()))
+    Ok(Incoming::AllGather(cut(&bytes, &counts).into_iter().map(Arc::new).collect()))
 }
 
-fn to_each(world: &impl CommunicatorCollectives, messages: &[Vec<u8>]) -> Result<Incoming, CollectiveError> {
+fn all_to_all(
+    world: &impl CommunicatorCollectives,
+    messages: &[Vec<u8>],
+) -> Result<Incoming, TransportError> {
     let own: Vec<u64> = messages.iter().map(|message| message.len() as u64).collect();
     let mut lengths = vec![0u64; world.size() as usize];
     world.all_to_all_into(&own[..], &mut lengths[..]);
@@ -127,10 +130,10 @@ fn to_each(world: &impl CommunicatorCollectives, messages: &[Vec<u8>]) -> Result
     let sent = Partition::new(&sent[..], &sent_counts[..], &sent_offsets[..]);
     let mut partition = PartitionMut::new(&mut received[..], &received_counts[..], &received_offsets[..]);
     world.all_to_all_varcount_into(&sent, &mut partition);
-    Ok(Incoming::ToEach(vec![cut(&received, &received_counts)]))
+    Ok(Incoming::AllToAll(vec![cut(&received, &received_counts)]))
 }
 
-impl Collective for Mpi {
+impl Transport for Mpi {
     fn learners(&self) -> usize {
         self.learners
     }
@@ -139,7 +142,7 @@ impl Collective for Mpi {
         self.learner..self.learner + 1
     }
 
-    fn start(&mut self, outgoing: Outgoing) -> Result<(), CollectiveError> {
+    fn start(&mut self, outgoing: Outgoing) -> Result<(), TransportError> {
         outgoing.check(1, self.learners)?;
         self.check_lost()?;
         let gone = || failed("has ended");
@@ -148,16 +151,16 @@ impl Collective for Mpi {
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Incoming, CollectiveError> {
+    fn finish(&mut self) -> Result<Incoming, TransportError> {
         self.check_lost()?;
         if self.under_way == 0 {
-            return Err(CollectiveError::NotStarted);
+            return Err(TransportError::NotStarted);
         }
         self.under_way -= 1;
         let incoming = self.incoming.recv_timeout(self.limit).unwrap_or_else(|error| match error {
             // Who it is that does not answer, MPI does not say.
             RecvTimeoutError::Timeout => {
-                Err(CollectiveError::TimeOut { learners: Vec::new(), limit: self.limit })
+                Err(TransportError::TimeOut { learners: Vec::new(), limit: self.limit })
             }
             RecvTimeoutError::Disconnected => Err(failed("has ended")),
         });
@@ -168,7 +171,7 @@ impl Collective for Mpi {
 
 impl Mpi {
     /// After a time-out an answer may still come, and would be taken for that of another round.
-    fn check_lost(&self) -> Result<(), CollectiveError> {
+    fn check_lost(&self) -> Result<(), TransportError> {
         if self.lost { Err(failed("has lost a learner")) } else { Ok(()) }
     }
 }

@@ -84,10 +84,10 @@ impl Protocol {
             options,
             learners,
             step: 0,
-            sending: Sending::Selected,
+            sending: Sending::Compressed,
             non_finite: None,
         };
-        protocol.begin_at(0, Sending::Selected);
+        protocol.begin_at(0, Sending::Compressed);
         Ok(protocol)
     }
 
@@ -199,7 +199,7 @@ impl Protocol {
         }
     }
 
-    /// Has the step that is going on send everything, or what is selected. All learners must do the same.
+    /// Has the step that is going on send flush, or what is selected. All learners must do the same.
     ///
     /// # Panics
     /// If a gradient has been given already.
@@ -213,8 +213,8 @@ impl Protocol {
         self.begin_at(step, self.sending);
     }
 
-    pub(crate) fn sends_everything(&self) -> bool {
-        self.sending == Sending::Everything || self.options.strategy == Strategy::Dense
+    pub(crate) fn is_flush(&self) -> bool {
+        self.sending == Sending::Flush || self.options.strategy == Strategy::Dense
     }
 
     /// Whether a gradient of this step has been given.
@@ -234,28 +234,28 @@ impl Protocol {
     }
 
     /// One layer's gradient of a learner that is hosted here. Every group must be given before its first round.
-    pub fn give(
+    pub fn submit(
         &mut self,
         learner: usize,
         layer: usize,
         gradient: Gradient<'_>,
     ) -> Result<(), CompressError> {
-        let sending = if self.sends_everything() { Sending::Everything } else { Sending::Selected };
-        self.give_by(learner, layer, |compressor| compressor.compress_layer(layer, gradient, sending))
+        let sending = if self.is_flush() { Sending::Flush } else { Sending::Compressed };
+        self.submit_by(learner, layer, |compressor| compressor.compress_layer(layer, gradient, sending))
     }
 
     /// What was selected from one layer's gradient elsewhere: see [`Compressor::take_selection`].
-    pub fn give_selection(
+    pub fn submit_selection(
         &mut self,
         learner: usize,
         layer: usize,
         maxima: &[f32],
         selected: &[Selected],
     ) -> Result<(), CompressError> {
-        self.give_by(learner, layer, |compressor| compressor.take_selection(layer, maxima, selected))
+        self.submit_by(learner, layer, |compressor| compressor.take_selection(layer, maxima, selected))
     }
 
-    fn give_by(
+    fn submit_by(
         &mut self,
         learner: usize,
         layer: usize,
@@ -276,12 +276,12 @@ impl Protocol {
     }
 
     /// Whether all gradients of a group have been given.
-    pub fn is_given(&self, group: usize) -> bool {
+    pub fn is_submitted(&self, group: usize) -> bool {
         self.groups[group].missing == 0
     }
 
     /// The names of parameters of which some gradient has not been given.
-    pub(crate) fn not_given(&self) -> Vec<String> {
+    pub(crate) fn not_submitted(&self) -> Vec<String> {
         let given =
             |layer: usize| self.members.iter().all(|member| member.compressor.packet(layer).is_some());
         let missing = (0..self.layout.len()).filter(|&layer| !given(layer));

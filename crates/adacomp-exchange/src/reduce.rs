@@ -26,7 +26,8 @@ const SCALES: usize = 0;
 const SIGNS: usize = 1;
 
 impl LayerRounds for Reduce {
-    const ADDRESSING: &'static [Addressing] = &[Addressing::ToAll, Addressing::ToEach, Addressing::ToAll];
+    const ADDRESSING: &'static [Addressing] =
+        &[Addressing::AllGather, Addressing::AllToAll, Addressing::AllGather];
 
     fn send(&mut self, place: Place<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
         let Some(Packet::Sparse(sparse)) = member.compressor.packet(place.layer) else { return };

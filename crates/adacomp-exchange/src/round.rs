@@ -1,12 +1,12 @@
 //! A round of a group of layers: what the learners that are hosted here send, and what becomes of what came.
 
-use crate::collective::{Incoming, Outgoing};
-use crate::error::CollectiveError;
+use crate::error::TransportError;
 use crate::member::Member;
 use crate::message::Flag;
 use crate::protocol::{Group, Protocol};
 use crate::setting::{Envelopes, Setting};
 use crate::strategy::{Addressing, Rounds};
+use crate::transport::{Incoming, Outgoing};
 
 impl Protocol {
     /// What the learners that are hosted here send in a round.
@@ -14,7 +14,7 @@ impl Protocol {
     /// # Panics
     /// If some gradient of the group has not been given.
     pub fn outgoing(&mut self, group: usize, round: usize) -> Outgoing {
-        assert!(self.is_given(group), "all gradients of a group must be given before its first round");
+        assert!(self.is_submitted(group), "all gradients of a group must be given before its first round");
         let (envelopes, rounds, members) = parts(self, group, round);
         let addressing = rounds.addressing()[round];
         let flag = |member: &Member| {
@@ -43,16 +43,16 @@ impl Protocol {
             message
         };
         match addressing {
-            Addressing::ToAll => {
-                let to_all = |member: &mut Member| message(member, flag(member), None);
-                Outgoing::ToAll(members.iter_mut().map(to_all).collect())
+            Addressing::AllGather => {
+                let all_gather = |member: &mut Member| message(member, flag(member), None);
+                Outgoing::AllGather(members.iter_mut().map(all_gather).collect())
             }
-            Addressing::ToEach => {
-                let to_each = |member: &mut Member| {
+            Addressing::AllToAll => {
+                let all_to_all = |member: &mut Member| {
                     let flag = flag(member);
                     (0..envelopes.setting.learners).map(|to| message(member, flag, Some(to))).collect()
                 };
-                Outgoing::ToEach(members.iter_mut().map(to_each).collect())
+                Outgoing::AllToAll(members.iter_mut().map(all_to_all).collect())
             }
         }
     }
@@ -64,13 +64,13 @@ impl Protocol {
         group: usize,
         round: usize,
         incoming: &Incoming,
-    ) -> Result<(), CollectiveError> {
-        let to_all = self.groups[group].rounds.addressing()[round] == Addressing::ToAll;
-        incoming.check(to_all, self.members.len(), self.learners)?;
+    ) -> Result<(), TransportError> {
+        let all_gather = self.groups[group].rounds.addressing()[round] == Addressing::AllGather;
+        incoming.check(all_gather, self.members.len(), self.learners)?;
         let (envelopes, rounds, members) = parts(self, group, round);
         let mut non_finite = None;
         match incoming {
-            Incoming::ToAll(messages) => {
+            Incoming::AllGather(messages) => {
                 let messages: Vec<&[u8]> = messages.iter().map(|message| message.as_slice()).collect();
                 for member in members.iter_mut() {
                     member.count_received(&messages);
@@ -88,7 +88,7 @@ impl Protocol {
                     members.iter_mut().for_each(|member| member.refuse(&fault));
                 }
             }
-            Incoming::ToEach(messages) => {
+            Incoming::AllToAll(messages) => {
                 for (member, messages) in members.iter_mut().zip(messages) {
                     let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
                     member.count_received(&messages);
@@ -131,7 +131,7 @@ fn parts(
     group: usize,
     round: usize,
 ) -> (Envelopes<'_>, &mut dyn Rounds, &mut [Member]) {
-    let everything = protocol.sends_everything();
+    let flush = protocol.is_flush();
     let Protocol { layout, options, learners, members, groups, step, non_finite, .. } = protocol;
     let Group { layers, rounds, .. } = &mut groups[group];
     let setting = Setting {
@@ -142,7 +142,7 @@ fn parts(
         learners: *learners,
         step: *step,
         codec: options.codec,
-        everything,
+        flush,
     };
     (Envelopes { setting, known_non_finite: non_finite.is_some() }, rounds.as_mut(), members)
 }

@@ -20,13 +20,13 @@ pub(crate) struct Setting<'a> {
     pub(crate) step: u64,
     pub(crate) codec: Codec,
     /// Whether all layers are sent whole in this step.
-    pub(crate) everything: bool,
+    pub(crate) flush: bool,
 }
 
 impl Setting<'_> {
     /// Whether a layer is sent whole in this step.
     pub(crate) fn is_whole(&self, layer: usize) -> bool {
-        self.everything || !self.layout[layer].treatment.selects()
+        self.flush || !self.layout[layer].treatment.selects()
     }
 
     /// The elements of a layer that a learner owns.
@@ -55,7 +55,7 @@ impl Envelopes<'_> {
             step: self.setting.step,
             group: self.setting.group as u32,
             round: self.setting.round as u8,
-            everything: self.setting.everything,
+            flush: self.setting.flush,
             sender,
             receiver,
         }

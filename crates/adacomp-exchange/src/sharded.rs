@@ -26,7 +26,7 @@ struct OwnerResult {
 const GRADIENTS: usize = 0;
 
 impl LayerRounds for Sharded {
-    const ADDRESSING: &'static [Addressing] = &[Addressing::ToEach, Addressing::ToAll];
+    const ADDRESSING: &'static [Addressing] = &[Addressing::AllToAll, Addressing::AllGather];
 
     fn send(&mut self, place: Place<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
         let share = place.share(receiver);
@@ -45,7 +45,7 @@ impl LayerRounds for Sharded {
         contents: &mut [&[u8]],
     ) -> Result<(), Fault> {
         self.take_average(place.layer, place.share(member.learner), contents)?;
-        compress_average(place.layer, member, &self.average, Sending::Selected)
+        compress_average(place.layer, member, &self.average, Sending::Compressed)
     }
 
     /// Everything is sent, so what the owner has kept goes, too.
@@ -58,7 +58,7 @@ impl LayerRounds for Sharded {
         if !place.setting.layout[place.layer].treatment.selects() {
             return Ok(());
         }
-        compress_average(place.layer, member, average, Sending::Everything)?;
+        compress_average(place.layer, member, average, Sending::Flush)?;
         let packet = member.owner.as_ref().and_then(|owner| owner.packet(place.layer));
         if let Some(Packet::Dense(values)) = packet {
             average.copy_from_slice(values);

@@ -51,16 +51,16 @@ impl Strategy {
 /// To whom a round's messages go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Addressing {
-    ToAll,
-    ToEach,
+    AllGather,
+    AllToAll,
 }
 
 impl Addressing {
     /// How often a learner's message is sent to others.
     pub(crate) fn copies(self, sender: usize, receiver: usize, learners: usize) -> usize {
         match self {
-            Self::ToAll => learners - 1,
-            Self::ToEach => usize::from(receiver != sender),
+            Self::AllGather => learners - 1,
+            Self::AllToAll => usize::from(receiver != sender),
         }
     }
 }

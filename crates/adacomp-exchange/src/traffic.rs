@@ -1,11 +1,11 @@
-//! Counting bytes, as they are handed to the collective.
+//! Counting bytes, as they are handed to the transport.
 
 /// Bytes of one layer, without the envelopes that layers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerTraffic {
-    /// Handed to the collective for other learners.
+    /// Handed to the transport for other learners.
     pub sent: u64,
-    /// Handed over by the collective from other learners.
+    /// Handed over by the transport from other learners.
     pub received: u64,
 }
 
@@ -14,9 +14,9 @@ pub struct LayerTraffic {
 /// A message to all counts once for each other learner. What a learner sends to itself does not count.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Traffic {
-    /// Handed to the collective for other learners, envelopes included.
+    /// Handed to the transport for other learners, envelopes included.
     pub sent: u64,
-    /// Handed over by the collective from other learners, envelopes included.
+    /// Handed over by the transport from other learners, envelopes included.
     pub received: u64,
     /// The same for each layer, without envelopes.
     pub layers: Vec<LayerTraffic>,

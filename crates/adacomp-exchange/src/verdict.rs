@@ -1,6 +1,6 @@
 //! How learners end a step together.
 
-use crate::error::{Cause, CollectiveError, ExchangeError};
+use crate::error::{Cause, ExchangeError, TransportError};
 use crate::member::Member;
 use crate::message::{Context, Flag};
 use crate::protocol::Protocol;
@@ -47,7 +47,7 @@ impl Protocol {
     }
 
     /// Ends the step as all learners' verdicts say. The output, a slice for each layer, is written only if the gradient was
-    /// averaged. After [`ExchangeError::Verdict`] and [`ExchangeError::Collective`] learners cannot go on; after other errors
+    /// averaged. After [`ExchangeError::Verdict`] and [`ExchangeError::Transport`] learners cannot go on; after other errors
     /// they can.
     pub fn conclude(
         &mut self,
@@ -81,11 +81,11 @@ impl Protocol {
         self.members.iter_mut().for_each(|member| member.count_received(&messages));
         match self.judge(&messages) {
             Err(error) => {
-                self.drop_step();
+                self.rollback();
                 return Err(error);
             }
             Ok(Some(learner)) => {
-                self.drop_step();
+                self.rollback();
                 return Ok(Outcome::NonFinite { learner: learner as u32 });
             }
             Ok(None) => write(self),
@@ -98,20 +98,20 @@ impl Protocol {
                 }
             }
         }
-        self.begin_at(step + 1, Sending::Selected);
+        self.begin_at(step + 1, Sending::Compressed);
         Ok(Outcome::Averaged)
     }
 
     /// Ends the step without using it. Where learners cannot agree on that, none of them can go on.
-    pub fn drop_step(&mut self) {
+    pub fn rollback(&mut self) {
         for member in &mut self.members {
-            member.compressor.drop_step();
+            member.compressor.rollback();
             // What came to the owner is back with its senders, so it must not stay here.
             if let Some(before) = member.owner_before.take() {
                 member.owner = Some(before);
             }
         }
-        self.begin_at(self.step + 1, Sending::Selected);
+        self.begin_at(self.step + 1, Sending::Compressed);
     }
 
     fn verdict_context(&self, sender: usize) -> Context {
@@ -120,7 +120,7 @@ impl Protocol {
             step: self.step(),
             group: u32::MAX,
             round: VERDICT,
-            everything: false,
+            flush: false,
             sender,
             receiver: None,
         }
@@ -131,8 +131,8 @@ impl Protocol {
     fn judge(&self, verdicts: &[&[u8]]) -> Result<Option<usize>, ExchangeError> {
         let step = self.step();
         if verdicts.len() != self.learners() {
-            let cause = CollectiveError::Messages { expected: self.learners(), actual: verdicts.len() };
-            return Err(ExchangeError::Collective { step, cause });
+            let cause = TransportError::Messages { expected: self.learners(), actual: verdicts.len() };
+            return Err(ExchangeError::Transport { step, cause });
         }
         let (mut refused, mut non_finite) = (Vec::new(), self.non_finite);
         for (learner, verdict) in verdicts.iter().enumerate() {

@@ -32,7 +32,7 @@ fn main() {
 }
 
 fn layout(length: usize, bin: u32) -> Layout {
-    let policy = Policy::adacomp().name("*", Treatment::Bins(bin));
+    let policy = Policy::adacomp().for_name("*", Treatment::Bins(bin));
     policy.layout([Parameter::new("weight", &[length])]).expect("a valid layout")
 }
 
@@ -52,7 +52,7 @@ fn compress(kernel: Kernel, bin: u32, length: usize, rounds: usize, gradients: &
         let mut measure = || {
             time(|| {
                 compressor
-                    .compress_layer(0, gradient.as_slice().into(), Sending::Selected)
+                    .compress_layer(0, gradient.as_slice().into(), Sending::Compressed)
                     .expect("a valid gradient");
                 compressor.commit().expect("a finite gradient");
             })
@@ -105,7 +105,7 @@ fn wire(bin: u32, length: usize, rounds: usize) {
             writer.finish();
         });
         let decode = time(|| {
-            frame.decode(black_box(&bytes), &layout, Expected::Whole).expect("a valid frame");
+            frame.decode(black_box(&bytes), &layout, Expected::All).expect("a valid frame");
             frame.packets().for_each(|(_, packet)| packet.add_to(&mut output));
         });
         if round >= WARM_UP {

@@ -29,7 +29,7 @@ fn main() {
 }
 
 fn layout(bin: u32) -> Layout {
-    let policy = Policy::adacomp().name("*", Treatment::Bins(bin));
+    let policy = Policy::adacomp().for_name("*", Treatment::Bins(bin));
     policy.layout([Parameter::new("weight", &[LENGTH])]).expect("a valid layout")
 }
 
@@ -58,7 +58,7 @@ fn compressor(codec: Codec, bin: u32) {
     for step in 0..warm_up + steps {
         gradients.fill(&mut gradient);
         compressor
-            .compress_layer(0, gradient.as_slice().into(), Sending::Selected)
+            .compress_layer(0, gradient.as_slice().into(), Sending::Compressed)
             .expect("a valid gradient");
         compressor.encode(codec, 0, step, &mut bytes).expect("a whole step");
         if step >= warm_up {

@@ -46,7 +46,7 @@ impl Averager {
         frames: &[impl AsRef<[u8]>],
         output: &mut [&mut [f32]],
     ) -> Result<Outcome, AverageError> {
-        let outcome = self.check(step, frames, Expected::Whole)?;
+        let outcome = self.check(step, frames, Expected::All)?;
         if outcome == Outcome::Averaged {
             self.write(output)?;
         }

@@ -2,7 +2,7 @@
 
 use crate::gradient::Gradient;
 use crate::kernel::{Kernel, Run};
-use crate::packet::{Lately, Selected, Sparse};
+use crate::packet::{HighWaterMark, Selected, Sparse};
 use crate::policy::MAX_BIN;
 use crate::scale::Scale;
 
@@ -43,7 +43,7 @@ struct Worker {
     selected: Vec<Selected>,
     /// The longest selection of the open step.
     longest: usize,
-    lately: Lately,
+    high_water: HighWaterMark,
 }
 
 impl Scratch {
@@ -55,13 +55,13 @@ impl Scratch {
         &mut self.workers
     }
 
-    /// Subtracts what is owed from a residual, adds a gradient and selects by bins. What was selected and the bin maxima are
+    /// Subtracts what is unsubtracted from a residual, adds a gradient and selects by bins. What was selected and the bin maxima are
     /// here until the next time.
     pub(crate) fn select(
         &mut self,
         residual: &mut [f32],
         gradient: Gradient<'_>,
-        owed: Sparse<'_>,
+        unsubtracted: Sparse<'_>,
         rule: Rule,
     ) {
         let (elements, bins) = (residual.len(), residual.len().div_ceil(rule.bin));
@@ -70,7 +70,7 @@ impl Scratch {
         // `selected` goes through all of them, also those that this layer does not need.
         self.workers.iter_mut().for_each(|worker| worker.selected.clear());
         self.maxima.resize(bins, 0.0);
-        let whole = Part { first: 0, residual, gradient, owed, maxima: &mut self.maxima };
+        let whole = Part { first: 0, residual, gradient, unsubtracted, maxima: &mut self.maxima };
         whole.select_on_threads(rule, bins.div_ceil(threads), &mut self.workers[..threads]);
     }
 
@@ -88,7 +88,7 @@ impl Scratch {
     pub(crate) fn end_step(&mut self) {
         for worker in &mut self.workers {
             let longest = std::mem::take(&mut worker.longest);
-            worker.lately.count(longest, ROOM, &mut worker.selected);
+            worker.high_water.count(longest, ROOM, &mut worker.selected);
         }
     }
 }
@@ -99,7 +99,7 @@ struct Part<'a> {
     first: usize,
     residual: &'a mut [f32],
     gradient: Gradient<'a>,
-    owed: Sparse<'a>,
+    unsubtracted: Sparse<'a>,
     maxima: &'a mut [f32],
 }
 
@@ -111,14 +111,15 @@ impl<'a> Part<'a> {
         let (gradient, gradient_after) = self.gradient.split_at(middle);
         let (maxima, maxima_after) = self.maxima.split_at_mut(bins.min(self.maxima.len()));
         let end = self.first + middle;
-        let (owed, owed_after) = (self.owed.within(0..end), self.owed.within(end..usize::MAX));
+        let (unsubtracted, unsubtracted_after) =
+            (self.unsubtracted.within(0..end), self.unsubtracted.within(end..usize::MAX));
         (
-            Self { first: self.first, residual, gradient, owed, maxima },
+            Self { first: self.first, residual, gradient, unsubtracted, maxima },
             Self {
                 first: self.first + middle,
                 residual: residual_after,
                 gradient: gradient_after,
-                owed: owed_after,
+                unsubtracted: unsubtracted_after,
                 maxima: maxima_after,
             },
         )
@@ -145,10 +146,10 @@ impl<'a> Part<'a> {
         let Worker { converted, selected, longest, .. } = worker;
         let block = (BLOCK / rule.bin).max(1) * rule.bin;
         let elements = self.residual.len();
-        self.settle_below(block.min(elements));
+        self.subtract_below(block.min(elements));
         for start in (0..elements).step_by(block) {
             let end = elements.min(start + block);
-            self.settle_below(elements.min(end + block));
+            self.subtract_below(elements.min(end + block));
             let gradient = self.gradient.read(start..end, rule.factor, converted);
             let full = (end - start) / rule.bin * rule.bin;
             let first_bin = start / rule.bin;
@@ -174,15 +175,15 @@ impl<'a> Part<'a> {
         *longest = selected.len().max(*longest);
     }
 
-    /// Subtracts what is owed in the part's first `end` elements and has not been subtracted yet.
-    fn settle_below(&mut self, end: usize) {
-        let mut owed = self.owed.selected;
-        while let [element, rest @ ..] = owed
+    /// Subtracts what is unsubtracted in the part's first `end` elements and has not been subtracted yet.
+    fn subtract_below(&mut self, end: usize) {
+        let mut unsubtracted = self.unsubtracted.selected;
+        while let [element, rest @ ..] = unsubtracted
             && element.index() < self.first + end
         {
-            self.residual[element.index() - self.first] -= self.owed.values[element.sign()];
-            owed = rest;
+            self.residual[element.index() - self.first] -= self.unsubtracted.values[element.sign()];
+            unsubtracted = rest;
         }
-        self.owed.selected = owed;
+        self.unsubtracted.selected = unsubtracted;
     }
 }

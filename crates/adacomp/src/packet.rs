@@ -44,9 +44,9 @@ pub(crate) fn make_room<T>(buffer: &mut Vec<T>, more: usize) {
 /// About how long the longest of the last selections is. The selections of the first steps, from empty residuals, are several
 /// times longer than all later ones, and their memory is not kept for ever.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Lately(usize);
+pub(crate) struct HighWaterMark(usize);
 
-impl Lately {
+impl HighWaterMark {
     /// Counts a selection of this length, and gives back what memory its buffer has far beyond the longest, which may need
     /// room for so many more.
     pub(crate) fn count<T>(&mut self, length: usize, more: usize, buffer: &mut Vec<T>) {

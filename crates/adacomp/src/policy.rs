@@ -77,7 +77,7 @@ pub enum Treatment {
     Bins(u32),
     /// Every element, in f32.
     Dense,
-    /// Every element, rounded to f16, also in steps that send everything. A baseline: what the rounding takes is lost, and
+    /// Every element, rounded to f16, also in flush steps. A baseline: what the rounding takes is lost, and
     /// a value above 65,504 counts as not finite.
     Half,
     /// The largest so many percent of the whole tensor by magnitude, sent as the mean of the positive and the mean of
@@ -127,8 +127,8 @@ impl fmt::Display for Treatment {
 /// use adacomp::{Kind, Parameter, Policy, Treatment};
 ///
 /// let layout = Policy::adacomp()
-///     .kind(Kind::Conv, Treatment::Bins(64))
-///     .name("head.*", Treatment::Dense)
+///     .for_kind(Kind::Conv, Treatment::Bins(64))
+///     .for_name("head.*", Treatment::Dense)
 ///     .layout([Parameter::new("conv.weight", &[64, 3, 5, 5]), Parameter::new("head.weight", &[1000, 64])])?;
 /// assert_eq!(layout[0].treatment, Treatment::Bins(64));
 /// assert_eq!(layout[1].treatment, Treatment::Dense);
@@ -139,7 +139,7 @@ pub struct Policy {
     conv: Treatment,
     matrix: Treatment,
     vector: Treatment,
-    minimum: usize,
+    min_elements: usize,
     soft_threshold: f32,
     scale: Scale,
     names: Vec<(WildMatch, Treatment)>,
@@ -158,7 +158,7 @@ impl Policy {
             conv: Treatment::Bins(50),
             matrix: Treatment::Bins(500),
             vector: Treatment::Dense,
-            minimum: 1024,
+            min_elements: 1024,
             soft_threshold: 2.0,
             scale: Scale::Mean,
             names: Vec::new(),
@@ -176,22 +176,22 @@ impl Policy {
         Self { conv: top_k, matrix: top_k, ..Self::adacomp() }
     }
 
-    /// A baseline: everything in f32.
+    /// A baseline: every parameter in f32.
     pub fn dense() -> Self {
-        Self::everything(Treatment::Dense)
+        Self::uniform(Treatment::Dense)
     }
 
-    /// A baseline: everything in f16.
+    /// A baseline: every parameter in f16.
     pub fn half() -> Self {
-        Self::everything(Treatment::Half)
+        Self::uniform(Treatment::Half)
     }
 
-    fn everything(treatment: Treatment) -> Self {
-        Self { conv: treatment, matrix: treatment, vector: treatment, minimum: 0, ..Self::adacomp() }
+    fn uniform(treatment: Treatment) -> Self {
+        Self { conv: treatment, matrix: treatment, vector: treatment, min_elements: 0, ..Self::adacomp() }
     }
 
     /// Treats parameters of one kind this way.
-    pub fn kind(mut self, kind: Kind, treatment: Treatment) -> Self {
+    pub fn for_kind(mut self, kind: Kind, treatment: Treatment) -> Self {
         match kind {
             Kind::Conv => self.conv = treatment,
             Kind::Matrix => self.matrix = treatment,
@@ -201,14 +201,14 @@ impl Policy {
     }
 
     /// Treats parameters whose name matches this way; `*` stands for any text, `?` for any one character.
-    pub fn name(mut self, pattern: &str, treatment: Treatment) -> Self {
+    pub fn for_name(mut self, pattern: &str, treatment: Treatment) -> Self {
         self.names.push((WildMatch::new(pattern), treatment));
         self
     }
 
     /// Sends tensors of fewer elements than this dense.
-    pub fn minimum(mut self, elements: usize) -> Self {
-        self.minimum = elements;
+    pub fn min_elements(mut self, elements: usize) -> Self {
+        self.min_elements = elements;
         self
     }
 
@@ -238,7 +238,7 @@ impl Policy {
         {
             return *treatment;
         }
-        if parameter.elements() < self.minimum {
+        if parameter.elements() < self.min_elements {
             return Treatment::Dense;
         }
         match parameter.kind {

@@ -1,15 +1,15 @@
 //! One layer's residual, and the delayed subtraction of what was sent from it.
 //!
-//! A step stores `G` and keeps its selection. Once the step is committed, the selection is *owed*: what was sent is still
+//! A step stores `G` and keeps its selection. Once the step is committed, the selection is *unsubtracted*: what was sent is still
 //! in the residual. The next step loads every element anyway, and subtracts it then, a block ahead of the selection
 //! rule, so that a step goes through memory once. A step that is dropped just forgets its selection, which leaves `G`.
 //!
-//! What is owed is over when the next selection is complete, so a layer has room for one of the two: the next is made in a
+//! What is unsubtracted is over when the next selection is complete, so a layer has room for one of the two: the next is made in a
 //! buffer that all layers share.
 
 use crate::blocks::{Rule, Scratch};
 use crate::gradient::Gradient;
-use crate::packet::{Lately, Packet, Selected, Sparse};
+use crate::packet::{HighWaterMark, Packet, Selected, Sparse};
 use crate::topk;
 
 /// Selected elements and what they are sent as.
@@ -28,21 +28,21 @@ impl Selection {
 /// What the open step sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pending {
-    /// Nothing yet: the selection is the last step's, and owed.
+    /// Nothing yet: the selection is the last step's, and unsubtracted.
     Nothing,
     Selection,
     /// A selection from a residual that is kept elsewhere, or from none.
-    Elsewhere,
-    Everything,
+    External,
+    Flush,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Residual {
     values: Vec<f32>,
-    /// What the open step sends, or what the last one sent and is owed.
+    /// What the open step sends, or what the last one sent and is unsubtracted.
     selection: Selection,
     pending: Pending,
-    lately: Lately,
+    high_water: HighWaterMark,
 }
 
 impl Residual {
@@ -51,7 +51,7 @@ impl Residual {
             values: vec![0.0; elements],
             selection: Selection::default(),
             pending: Pending::Nothing,
-            lately: Lately::default(),
+            high_water: HighWaterMark::default(),
         }
     }
 
@@ -87,7 +87,7 @@ impl Residual {
     /// Has the empty selection be these, one after the other.
     fn keep<'a>(&mut self, parts: impl Iterator<Item = &'a [Selected]> + Clone) {
         let (length, selected) = (parts.clone().map(<[_]>::len).sum(), &mut self.selection.selected);
-        self.lately.count(length, 0, selected);
+        self.high_water.count(length, 0, selected);
         if selected.capacity() < length {
             selected.reserve_exact(length + length / 8);
         }
@@ -97,21 +97,21 @@ impl Residual {
     /// Sends what was selected elsewhere, or nothing. The residual here stays as it is.
     pub(crate) fn take_selection(&mut self, scale: f32, selected: &[Selected]) {
         debug_assert_eq!(self.pending, Pending::Nothing);
-        self.settle();
+        self.subtract();
         self.selection.values = [scale, -scale];
         self.keep(std::iter::once(selected));
-        self.pending = Pending::Elsewhere;
+        self.pending = Pending::External;
     }
 
     /// Has the open step send everything, rather than what it has selected.
-    pub(crate) fn send_everything(&mut self) {
-        self.pending = Pending::Everything;
+    pub(crate) fn flush(&mut self) {
+        self.pending = Pending::Flush;
     }
 
     /// `R = R + dW` over the whole tensor, unless that is not finite. 1 in that case.
     fn add_whole(&mut self, gradient: Gradient<'_>, factor: f32, scratch: &mut Scratch) -> usize {
         debug_assert_eq!(self.pending, Pending::Nothing);
-        self.settle();
+        self.subtract();
         let gradient = gradient.read(0..self.values.len(), factor, scratch.converted());
         if !self.values.iter().zip(gradient).all(|(r, dw)| (r + dw).is_finite()) {
             return 1;
@@ -124,12 +124,12 @@ impl Residual {
     pub(crate) fn packet(&self) -> Option<Packet<'_>> {
         match self.pending {
             Pending::Nothing => None,
-            Pending::Selection | Pending::Elsewhere => Some(Packet::Sparse(self.selection.sparse())),
-            Pending::Everything => Some(Packet::Dense(&self.values)),
+            Pending::Selection | Pending::External => Some(Packet::Sparse(self.selection.sparse())),
+            Pending::Flush => Some(Packet::Dense(&self.values)),
         }
     }
 
-    /// What the last step sent, as long as it is owed.
+    /// What the last step sent, as long as it is unsubtracted.
     pub(crate) fn last_sent(&self) -> Option<Packet<'_>> {
         let is_owed = self.pending == Pending::Nothing && !self.selection.selected.is_empty();
         is_owed.then(|| Packet::Sparse(self.selection.sparse()))
@@ -137,7 +137,7 @@ impl Residual {
 
     /// Whether the open step sends selected elements.
     pub(crate) fn has_selection(&self) -> bool {
-        matches!(self.pending, Pending::Selection | Pending::Elsewhere)
+        matches!(self.pending, Pending::Selection | Pending::External)
     }
 
     /// Sends the selected elements of the open step as this and its negative.
@@ -150,8 +150,8 @@ impl Residual {
         match self.pending {
             // Owed from now on, or still.
             Pending::Nothing | Pending::Selection => {}
-            Pending::Elsewhere => self.selection.selected.clear(),
-            Pending::Everything => {
+            Pending::External => self.selection.selected.clear(),
+            Pending::Flush => {
                 self.selection.selected.clear();
                 self.values.fill(0.0);
             }
@@ -160,15 +160,15 @@ impl Residual {
     }
 
     /// What the open step sends is not used anywhere: it stays in the residual.
-    pub(crate) fn take_back(&mut self) {
+    pub(crate) fn rollback(&mut self) {
         if self.pending != Pending::Nothing {
             self.selection.selected.clear();
         }
         self.pending = Pending::Nothing;
     }
 
-    /// Subtracts what is owed now rather than in the next step.
-    fn settle(&mut self) {
+    /// Subtracts what is unsubtracted now rather than in the next step.
+    fn subtract(&mut self) {
         if self.pending == Pending::Nothing {
             self.selection.sparse().take_from(&mut self.values);
             self.selection.selected.clear();
@@ -176,8 +176,8 @@ impl Residual {
     }
 
     /// The residual as it is between steps.
-    pub(crate) fn settled(&mut self) -> &mut [f32] {
-        self.settle();
+    pub(crate) fn subtracted(&mut self) -> &mut [f32] {
+        self.subtract();
         &mut self.values
     }
 }

@@ -44,7 +44,7 @@ fn no_allocation_in_steady_state() {
         Policy::top_k(1.0),
         Policy::half(),
         Policy::dense(),
-        Policy::adacomp().kind(Kind::Matrix, Treatment::Bins(16_384)),
+        Policy::adacomp().for_kind(Kind::Matrix, Treatment::Bins(16_384)),
     ] {
         let parameters = [
             Parameter::new("conv", &[64, 32, 3, 3]),
@@ -67,7 +67,7 @@ fn no_allocation_in_steady_state() {
             let [conv, fc, bias] = &mut output[..] else { unreachable!("three layers") };
             let before = ALLOCATIONS.get();
             let (a, b, c) = (gradients[0].as_slice(), gradients[1].as_slice(), gradients[2].as_slice());
-            let sending = if step % 3 == 1 { Sending::Selected } else { Sending::Everything };
+            let sending = if step % 3 == 1 { Sending::Compressed } else { Sending::Flush };
             if step % 3 == 0 {
                 compressor.compress(&[("conv", a.into()), ("fc", b.into()), ("bias", c.into())]).unwrap();
             } else {
@@ -121,7 +121,7 @@ fn working_memory_is_little_beside_the_residuals() {
                     random.fill(&mut gradients[group]);
                     let gradient = gradients[group].as_slice();
                     let live = LIVE_BYTES.get();
-                    compressor.compress_layer(group, gradient.into(), Sending::Selected).unwrap();
+                    compressor.compress_layer(group, gradient.into(), Sending::Compressed).unwrap();
                     compressor.encode_layers(codec, learner, step, &[group], message).unwrap();
                     // What belongs to the other learner does not count.
                     if learner == 1 {

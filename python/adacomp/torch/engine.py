@@ -10,10 +10,10 @@ import torch
 from .. import Exchange, Layout
 from . import policy, report, state
 from .auto import Auto
-from .collective import Collective
+from .transport import Transport
 from .moments import Moments
 from .paths import path_for
-from .steps import Compressed, Everything, plain
+from .steps import Compressed, Flush, plain
 from .worker import Worker
 
 logger = logging.getLogger("adacomp")
@@ -47,13 +47,13 @@ class Engine:
         parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds)]
         self.layout = Layout(parameters, **rules)
 
-        self.collective = Collective.between(self.group, self.device, options["time_limit"])
-        self.learners = self.collective.learners
+        self.transport = Transport.between(self.group, self.device, options["timeout"])
+        self.learners = self.transport.learners
         self._check_agreement("mode", options["mode"])
         self._check_agreement("local_adam", options["local_adam"])
-        self.exchange = Exchange(self.layout, options["strategy"], options["codec"], self.collective, options["threads"])
+        self.exchange = Exchange(self.layout, options["strategy"], options["codec"], self.transport, options["threads"])
         # Those of the handshake.
-        self.collective.forget_lengths()
+        self.transport.forget_lengths()
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         unused_may_be = ddp.find_unused_parameters or ddp.static_graph
         self.path = path_for(self.device, self.exchange, self.layout, options["soft_threshold"], unused_may_be, in_place)
@@ -82,7 +82,7 @@ class Engine:
         try:
             compress = self.auto.begin(now) if self.auto else self.options["mode"] == "on"
             if compress or self.keeps:
-                self._begin(Compressed if compress else Everything, loss_scale)
+                self._begin(Compressed if compress else Flush, loss_scale)
             else:
                 self.counts.plain += 1
                 self._log()
@@ -136,22 +136,22 @@ class Engine:
 
     def close(self):
         self._error = self._error or RuntimeError("the hook was closed")
-        self._worker.close(self.collective.limit.total_seconds())
+        self._worker.close(self.transport.limit.total_seconds())
 
     # A step.
 
     def _begin(self, kind, loss_scale):
-        self._last_layers = self.exchange.statistics() if kind is Everything else None
-        self._sent_before = self.collective.sent
+        self._last_layers = self.exchange.statistics() if kind is Flush else None
+        self._sent_before = self.transport.sent
         self.path.set_loss_scale(loss_scale)
-        self._step = kind(self.path, self.collective)
+        self._step = kind(self.path, self.transport)
 
     def _serve(self, bucket):
         """On the worker's thread."""
         self._buckets.append(bucket)
         try:
             self._check()
-            self._on_stream(lambda: self._step.give(bucket.buffer, bucket.layers), bucket)
+            self._on_stream(lambda: self._step.submit(bucket.buffer, bucket.layers), bucket)
             if bucket.is_last:
                 self._finish()
         except BaseException as error:
@@ -160,9 +160,9 @@ class Engine:
     def _finish(self):
         good = self._on_stream(self._step.finish)
         if isinstance(self._step, Compressed):
-            self.counts.compressed_step(self, self.collective.sent - self._sent_before, good)
+            self.counts.compressed_step(self, self.transport.sent - self._sent_before, good)
         else:
-            self.counts.everything += 1
+            self.counts.flush += 1
         self.keeps, self._step = self._step.keeps, None
         if not good:
             self._note_dropped()
@@ -235,11 +235,11 @@ class Engine:
     def _largest(self, numbers):
         """The largest of all learners for each of the numbers."""
         form = f"<{len(numbers)}d"
-        told = self.collective.to_all(struct.pack(form, *numbers))
+        told = self.transport.all_gather(struct.pack(form, *numbers))
         return [max(column) for column in zip(*(struct.unpack(form, each) for each in told))]
 
     def _check_agreement(self, option, value):
-        for learner, other in enumerate(self.collective.to_all(repr(value).encode())):
+        for learner, other in enumerate(self.transport.all_gather(repr(value).encode())):
             if other.decode() != repr(value):
                 raise ValueError(f"learner {learner} was attached with {option}={other.decode()}, this one with {value!r}")
 

@@ -31,13 +31,13 @@ class Hook:
             their number.
         conv, matrix, vector: how kernels of convolutions, matrices and vectors travel: the number of elements of a bin,
             or ``"dense"``. The paper's: 50, 500 and dense.
-        minimum: tensors with fewer elements go dense.
+        min_elements: tensors with fewer elements go dense.
         names: the same by name: ``{"head.*": "dense", "encoder.*.weight": 1000}``; the last that matches wins.
         soft_threshold: the factor of the soft threshold; 2 is AdaComp, 1 its comparison scheme Local Selection.
         scale: ``"mean"``, or ``"clamped"``, which one gradient that is far too large does not inflate for its whole layer.
         codec: ``"rice"``, or ``"paper"`` for the code of the paper.
         scaler: the ``torch.amp.GradScaler`` of the training loop, if it has one, so that residuals do not depend on its scale.
-        time_limit: seconds or ``timedelta`` that learners wait for each other; as long as DDP's own group, unless told. Steps
+        timeout: seconds or ``timedelta`` that learners wait for each other; as long as DDP's own group, unless told. Steps
             that are as without a hook have DDP's own limit.
         threads: threads that the native kernel may use for one large tensor.
         local_adam: a :class:`LocalAdam`: each learner's Adam runs before compression, and its updates travel, in all modes. The
@@ -52,13 +52,13 @@ class Hook:
         conv=50,
         matrix=500,
         vector="dense",
-        minimum=1024,
+        min_elements=1024,
         names=None,
         soft_threshold=2.0,
         scale="mean",
         codec="rice",
         scaler=None,
-        time_limit=None,
+        timeout=None,
         threads=1,
         local_adam=None,
     ):
@@ -66,10 +66,10 @@ class Hook:
             raise ValueError(f"mode {mode!r}; expected one of {MODES}")
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy {strategy!r}; expected one of {STRATEGIES}")
-        if time_limit is not None and not isinstance(time_limit, timedelta):
-            time_limit = timedelta(seconds=time_limit)
-        if time_limit is not None and time_limit <= timedelta(0):
-            raise ValueError(f"time_limit {time_limit}; expected more than 0")
+        if timeout is not None and not isinstance(timeout, timedelta):
+            timeout = timedelta(seconds=timeout)
+        if timeout is not None and timeout <= timedelta(0):
+            raise ValueError(f"timeout {timeout}; expected more than 0")
         if local_adam is not None and not isinstance(local_adam, LocalAdam):
             raise TypeError(f"local_adam is {type(local_adam).__name__}; expected adacomp.torch.LocalAdam(...)")
         if local_adam is not None and scaler is not None and scaler.is_enabled():
@@ -81,7 +81,7 @@ class Hook:
             mode=mode,
             strategy=strategy,
             codec=codec,
-            time_limit=time_limit,
+            timeout=timeout,
             threads=threads,
             soft_threshold=soft_threshold,
             local_adam=local_adam,
@@ -90,7 +90,7 @@ class Hook:
             conv=conv,
             matrix=matrix,
             vector=vector,
-            minimum=minimum,
+            min_elements=min_elements,
             soft_threshold=soft_threshold,
             scale=scale,
             names=list((names or {}).items()),
@@ -105,7 +105,7 @@ class Hook:
         if self._engine is not None:
             raise RuntimeError("the hook has a model already; make one for each model")
         self._engine = Engine(ddp, self._policy, self._options, self._in_place)
-        if self._engine.collective.learner == 0:
+        if self._engine.transport.learner == 0:
             _show_log()
             logger.info("%s", self._engine.introduction())
         if self._to_load is not None:

@@ -30,8 +30,8 @@ class PathInPlace:
     def set_loss_scale(self, scale):
         self._exchange.set_loss_scale(scale)
 
-    def give(self, buffer, layers):
-        self._exchange.give(as_array(buffer), layers)
+    def submit(self, buffer, layers):
+        self._exchange.submit(as_array(buffer), layers)
 
     def finish(self, buckets):
         """None, or a learner whose gradient is not finite."""
@@ -66,7 +66,7 @@ class PathBySelections:
         self._exchange.set_loss_scale(scale)
         self._loss_scale = scale
 
-    def give(self, buffer, layers):
+    def submit(self, buffer, layers):
         self._exchange.begin(layers)
         for layer, part in zip(layers, self._split(buffer, layers)):
             bin = self._treatments[layer]
@@ -75,16 +75,16 @@ class PathBySelections:
                 if self._loss_scale != 1.0:
                     gradient = gradient * float(numpy.float32(1.0) / numpy.float32(self._loss_scale))
                 maxima, packed = self._device.select(layer, gradient, bin, self._skip_unused)
-                self._exchange.give_selection(layer, maxima.cpu().numpy(), packed.cpu().numpy())
+                self._exchange.submit_selection(layer, maxima.cpu().numpy(), packed.cpu().numpy())
             else:
-                self._exchange.give_layer(layer, as_array(part.cpu()))
+                self._exchange.submit_layer(layer, as_array(part.cpu()))
 
     def finish(self, buckets):
         # In the buckets' own format, so that an average that does not fit it is found.
         averages = [(torch.empty(buffer.shape, dtype=buffer.dtype), layers) for buffer, layers in buckets]
         non_finite = self._exchange.finish([(as_array(average), layers) for average, layers in averages])
         if non_finite is not None:
-            self._device.take_back()
+            self._device.rollback()
             return non_finite
         self._device.commit(self._exchange.scale)
         for (buffer, layers), (whole, _) in zip(buckets, averages):

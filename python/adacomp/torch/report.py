@@ -8,7 +8,7 @@ class Counts:
     """Sums over steps."""
 
     plain: int = 0
-    everything: int = 0
+    flush: int = 0
     compressed: int = 0
     dropped: int = 0
     bytes_sent: int = 0
@@ -16,7 +16,7 @@ class Counts:
     last: dict = field(default_factory=dict)
 
     def steps(self):
-        return self.plain + self.everything + self.compressed
+        return self.plain + self.flush + self.compressed
 
     def compressed_step(self, engine, sent, good):
         self.compressed += 1
@@ -68,7 +68,7 @@ def stats(engine, layers):
         "learners": engine.learners,
         "steps": {
             "compressed": counts.compressed,
-            "dense": counts.plain + counts.everything,
+            "dense": counts.plain + counts.flush,
             "dropped": counts.dropped,
         },
         "bytes_sent": counts.bytes_sent,
@@ -97,7 +97,7 @@ def describe(engine):
     lines = [
         f"AdaComp hook, mode {engine.options['mode']}: {now}, {engine.learners} learners",
         f"  why: {why(engine)}",
-        f"  steps: {counts.compressed} compressed, {counts.plain + counts.everything} dense, {counts.dropped} dropped",
+        f"  steps: {counts.compressed} compressed, {counts.plain + counts.flush} dense, {counts.dropped} dropped",
     ]
     if engine.moments:
         lines.append("  local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")

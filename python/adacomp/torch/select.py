@@ -51,7 +51,7 @@ class DeviceResiduals:
             residual[index] -= torch.where(packed & 1 == 1, -sent, sent)
         self._pending.clear()
 
-    def take_back(self):
+    def rollback(self):
         """What was selected stays in the residuals."""
         self._pending.clear()
 

@@ -28,7 +28,7 @@ def save(engine, consolidate):
 def load(engine, states):
     parameters = dict(zip(engine.layout.names, engine.parameters))
     read = [_read(state, parameters) for state in states]
-    saved_by_own = f"learner {engine.collective.learner} of {engine.learners},"
+    saved_by_own = f"learner {engine.transport.learner} of {engine.learners},"
     own = [state for state, (_, _, text) in zip(states, read) if saved_by_own in text]
     moments = _read_moments(engine, own or states)
     engine.exchange.load(read)
@@ -46,7 +46,7 @@ def _save_moments(engine, consolidate):
         steps = torch.tensor([steps])
         if consolidate:
             for tensor in (steps, *both):
-                engine.collective.wait(engine.collective.start_sum(tensor))
+                engine.transport.wait(engine.transport.start_sum(tensor))
             steps, both = steps // engine.learners, [moment / engine.learners for moment in both]
         saved[STEPS + name] = steps
         saved |= {key + name: _shaped(moment, parameter) for key, moment in zip((FIRST, SECOND), both)}
@@ -94,7 +94,7 @@ def _read(state, parameters):
 def _consolidated(engine):
     """The average over learners of all that they keep, as the state of one learner alone."""
     tag = f"consolidate {engine.exchange.step}".encode()
-    if any(other != tag for other in engine.collective.to_all(tag)):
+    if any(other != tag for other in engine.transport.all_gather(tag)):
         raise RuntimeError("state_dict(consolidate=True) must be called by all learners, after the same step")
     residuals = {}
     for number, name in enumerate(engine.layout.names):
@@ -102,7 +102,7 @@ def _consolidated(engine):
         if values is None:
             continue
         total = torch.from_numpy(values)
-        engine.collective.wait(engine.collective.start_sum(total))
+        engine.transport.wait(engine.transport.start_sum(total))
         shape = tuple(engine.parameters[number].shape)
         residuals[name] = (total / engine.learners).numpy().reshape(shape)
     return residuals, {}, engine.exchange.saved_by(0, 1)

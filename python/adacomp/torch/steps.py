@@ -14,14 +14,14 @@ def plain(bucket, group):
 class Compressed:
     """What is selected travels."""
 
-    def __init__(self, path, collective):
+    def __init__(self, path, transport):
         self._path, self._buckets = path, []
         # Whether any learner keeps something after the step.
         self.keeps = True
-        collective.begin_step()
+        transport.begin_step()
 
-    def give(self, buffer, layers):
-        self._path.give(buffer, layers)
+    def submit(self, buffer, layers):
+        self._path.submit(buffer, layers)
         self._buckets.append((buffer, layers))
 
     def finish(self):
@@ -32,17 +32,17 @@ class Compressed:
         return averaged
 
 
-class Everything:
+class Flush:
     """Gradients travel whole, by the process group's own sum, and take along the residuals: the way from compressed to plain
     steps, on which nothing is lost."""
 
-    def __init__(self, path, collective):
-        self._path, self._collective, self._works = path, collective, []
+    def __init__(self, path, transport):
+        self._path, self._collective, self._works = path, transport, []
         self.keeps = False
-        collective.begin_step()
+        transport.begin_step()
         path.lend()
 
-    def give(self, buffer, layers):
+    def submit(self, buffer, layers):
         good, keeps = self._path.add_residuals(buffer, layers)
         # A parameter that this learner has not used in the step, and that waits for one in which it does.
         self.keeps = self.keeps or keeps
@@ -63,7 +63,7 @@ class Everything:
         self._path.end_elsewhere(arrived)
         self._path.take()
         # What one learner keeps, another may have sent, so they tell each other.
-        told = self._collective.to_all(bytes([self.keeps or not arrived]))
+        told = self._collective.all_gather(bytes([self.keeps or not arrived]))
         self.keeps = any(message != b"\0" for message in told)
         return arrived
 

@@ -1,7 +1,7 @@
 """A thread that does one thing after the other, while the backward pass goes on.
 
 Collectives must be started in the same order on all learners, so one thread starts them all. The hook cannot do it itself: it
-must return at once, and a callback of a future must neither start nor wait for a collective.
+must return at once, and a callback of a future must neither start nor wait for a transport.
 """
 
 import atexit

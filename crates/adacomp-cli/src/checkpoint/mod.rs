@@ -22,7 +22,7 @@ use crate::meter::Sums;
 use crate::optimizer::Optimizer;
 use crate::tensors;
 use adacomp::Parameter;
-use adacomp_exchange::{Collective, Exchange, LearnerState};
+use adacomp_exchange::{Exchange, LearnerState, Transport};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -107,14 +107,14 @@ impl Checkpoint {
     }
 
     /// Takes over what was saved, for the learners that are hosted here, of now perhaps another number.
-    pub(crate) fn load<C: Collective>(
+    pub(crate) fn load<C: Transport>(
         &self,
         config: &Config,
         parameters: &[Parameter],
         untrained: &[Parameter],
         exchange: &mut Exchange<C>,
     ) -> Result<State> {
-        let hosted = exchange.collective().hosted();
+        let hosted = exchange.transport().hosted();
         let saved = &self.saved;
         if saved.config.optimizer != config.optimizer || saved.config.minibatch != config.minibatch {
             bail!("a run keeps its optimiser and its minibatch: leave --optimizer and --minibatch out");

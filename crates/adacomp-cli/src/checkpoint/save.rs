@@ -8,7 +8,7 @@ use crate::meter::Sums;
 use crate::tensors;
 use adacomp::Parameter;
 use adacomp_burn::average_statistics;
-use adacomp_exchange::{Collective, Exchange, LearnerState};
+use adacomp_exchange::{Exchange, LearnerState, Transport};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,15 +16,15 @@ use std::ops::Range;
 use std::path::Path;
 
 /// Saves a run into its folder. The learner 0 writes, and takes in what the others have, one after the other.
-pub(crate) fn save<C: Collective>(
+pub(crate) fn save<C: Transport>(
     folder: &Path,
     config: &Config,
     [parameters, untrained]: [&[Parameter]; 2],
     state: &State,
     exchange: &mut Exchange<C>,
 ) -> Result<()> {
-    let hosted = exchange.collective().hosted();
-    let average = average_statistics(exchange.collective(), &state.statistics)?;
+    let hosted = exchange.transport().hosted();
+    let average = average_statistics(exchange.transport(), &state.statistics)?;
     let mut writer = if hosted.start == 0 { Some(Writer::new(folder, state.step)?) } else { None };
     let states = exchange.protocol().save()?;
     let mut sums = Vec::new();
@@ -34,7 +34,7 @@ pub(crate) fn save<C: Collective>(
             let position = learner - hosted.start;
             learner_parts(&states[position], untrained, &state.statistics[position], &state.epoch[position])
         });
-        let received = to_first(exchange.collective(), &block, own.collect::<Result<Vec<_>>>()?)?;
+        let received = to_first(exchange.transport(), &block, own.collect::<Result<Vec<_>>>()?)?;
         if let Some(writer) = &mut writer {
             for (learner, parts) in block.zip(received) {
                 sums.push(writer.write_learner(learner, &parts)?);
@@ -99,12 +99,12 @@ fn learner_parts(
 }
 
 /// Brings what these learners have of their own to learner 0, which gets all of it; the others get nothing.
-fn to_first<C: Collective>(
-    collective: &mut C,
+fn to_first<C: Transport>(
+    transport: &mut C,
     block: &Range<usize>,
     own: Vec<Vec<u8>>,
 ) -> Result<Vec<Vec<u8>>> {
-    let (hosted, learners) = (collective.hosted(), collective.learners());
+    let (hosted, learners) = (transport.hosted(), transport.learners());
     let mut own = own.into_iter();
     let messages = hosted.clone().map(|learner| {
         let mut messages = vec![Vec::new(); learners];
@@ -113,7 +113,7 @@ fn to_first<C: Collective>(
         }
         messages
     });
-    let mut incoming = collective.to_each(messages.collect())?;
+    let mut incoming = transport.all_to_all(messages.collect())?;
     match hosted.start {
         0 => Ok(incoming.swap_remove(0).drain(block.clone()).collect()),
         _ => Ok(Vec::new()),

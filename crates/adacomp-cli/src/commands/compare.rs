@@ -6,7 +6,7 @@ use crate::checkpoint::Checkpoint;
 use crate::commands::train::result;
 use crate::config::{Config, Scheme, value_name};
 use crate::endpoint::Ended;
-use crate::files::write_whole;
+use crate::files::write_atomically;
 use crate::recipes::{Metric, Recipe};
 use crate::report;
 use crate::session::{Session, flat};
@@ -47,33 +47,33 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
     let folder = session.folder(&format!("compare-{}", session.recipe.name))?;
     let comparison = Comparison { config: session.config.clone(), schemes: session.schemes.clone() };
     session.introduce()?;
-    if session.speaks() {
-        write_whole(&folder.join(COMPARISON), &serde_json::to_vec_pretty(&comparison)?)?;
+    if session.is_reporter() {
+        write_atomically(&folder.join(COMPARISON), &serde_json::to_vec_pretty(&comparison)?)?;
     }
     let mut runs = Vec::new();
     for &scheme in &comparison.schemes {
         let config = Config { scheme, ..comparison.config.clone() };
         let own = folder.join(value_name(scheme));
         let from = Checkpoint::find(&own)?;
-        if session.speaks() && session.json().is_none() {
+        if session.is_reporter() && session.json().is_none() {
             say!("{}", value_name(scheme));
         }
         let ended = session.train(config, &own, None, from.as_ref())?;
         let interrupted = ended.interrupted;
         runs.push((scheme, ended));
-        if session.speaks() {
+        if session.is_reporter() {
             let finished = runs.len() == comparison.schemes.len() && !interrupted;
             write_report(&session, &comparison, &runs, finished, &folder)?;
         }
         if interrupted {
-            if session.speaks() {
+            if session.is_reporter() {
                 note!("interrupted; go on with: adacomp compare --resume {}", folder.display());
             }
             session.end();
             return Ok(End::Interrupted);
         }
     }
-    if session.speaks() {
+    if session.is_reporter() {
         conclude(&session, &runs)?;
         note!("report: {}", folder.join(REPORT).display());
     }
@@ -116,7 +116,7 @@ fn write_report(
         machine: format!("{} threads, {} kernel", session.threads, adacomp::Kernel::best().name()),
         runs: runs.iter().map(|(scheme, ended)| (value_name(*scheme), &ended.history)).collect(),
     };
-    write_whole(&folder.join(REPORT), report::page(&data)?.as_bytes())
+    write_atomically(&folder.join(REPORT), report::page(&data)?.as_bytes())
 }
 
 /// What was typed, as it can be typed again.

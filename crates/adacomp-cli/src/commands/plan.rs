@@ -178,7 +178,7 @@ fn show_machine(machine: Option<Machine>, as_json: bool) -> Result<End> {
             row(["to write one of the average", &nanoseconds(machine.write)]),
             row(["to encode or decode one that is selected", &nanoseconds(machine.code)]),
             row(["to send or receive a byte", &nanoseconds(machine.byte)]),
-            row(["to start and end a collective", &show_seconds(machine.collective)]),
+            row(["to start and end a transport", &show_seconds(machine.transport)]),
         ])
     );
     say!("kept in {}", Machine::file()?.display());

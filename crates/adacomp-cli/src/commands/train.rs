@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
     let config = session.config.clone();
     session.introduce()?;
     let ended = session.train(config.clone(), &folder, arguments.save_every, from.as_ref())?;
-    if session.speaks() {
+    if session.is_reporter() {
         conclude(&session, &config, &ended, &folder)?;
     }
     session.end();

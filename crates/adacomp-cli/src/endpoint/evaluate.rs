@@ -3,21 +3,21 @@
 use super::Endpoint;
 use crate::data::Batch;
 use adacomp_burn::{average_statistics, set_statistics};
-use adacomp_exchange::Collective;
+use adacomp_exchange::Transport;
 use anyhow::{Context, Result};
 use burn::module::Module;
 
 /// Test samples that go through a model at once.
 const TEST_BATCH: usize = 100;
 
-impl<C: Collective> Endpoint<'_, C> {
+impl<C: Transport> Endpoint<'_, C> {
     /// Mean loss and percentage of errors on the test data, each learner working on its part of it.
     pub(super) fn evaluate(&mut self) -> Result<(f64, f64)> {
-        let average = average_statistics(self.exchange.collective(), &self.state.statistics)?;
+        let average = average_statistics(self.exchange.transport(), &self.state.statistics)?;
         let model = set_statistics(self.model.clone(), &average).valid();
         let device = self.device.clone().inner();
         let samples = self.run.config.test_samples.unwrap_or(usize::MAX).min(self.data.test.len());
-        let (hosted, learners) = (self.exchange.collective().hosted(), self.exchange.collective().learners());
+        let (hosted, learners) = (self.exchange.transport().hosted(), self.exchange.transport().learners());
         let batches = samples.div_ceil(TEST_BATCH);
         // Consecutive batches to a learner, so that threads have equal parts also where learners are more than batches.
         let learner_of = |batch: usize| batch * learners / batches;
@@ -33,7 +33,7 @@ impl<C: Collective> Endpoint<'_, C> {
                 messages[learner - hosted.start].extend_from_slice(result.as_flattened());
             }
         }
-        let all = self.exchange.collective().to_all(messages)?;
+        let all = self.exchange.transport().all_gather(messages)?;
         // In the order of the batches, so that the sum does not depend on who worked on which.
         let mut parts: Vec<_> = all.iter().map(|message| message.as_chunks::<24>().0.iter()).collect();
         let mut sums = [0.0; 3];

@@ -15,7 +15,7 @@ use adacomp_burn::{
     average_statistics, parameters, set_statistics, set_weights, statistics, take_gradients, untrained,
     weights,
 };
-use adacomp_exchange::{Collective, Exchange};
+use adacomp_exchange::{Exchange, Transport};
 use anyhow::{Context, Result};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::log_softmax;
@@ -68,20 +68,20 @@ pub(crate) struct Ended {
     pub(crate) checksum: String,
 }
 
-impl<'a, C: Collective> Endpoint<'a, C> {
+impl<'a, C: Transport> Endpoint<'a, C> {
     /// Connects the learners, with the weights of the seed or of a checkpoint.
     pub(crate) fn new(
         run: &'a Run,
         data: &'a Data,
         mut model: Network,
-        collective: C,
+        transport: C,
         from: Option<&Checkpoint>,
     ) -> Result<Self> {
         let config = &run.config;
         let (parameters, untrained) = (parameters(&model), untrained(&model));
         let layout = Arc::new(config.policy().layout(parameters.clone())?);
-        let hosted = collective.hosted();
-        let mut exchange = Exchange::new(collective, layout.clone(), config.options())?;
+        let hosted = transport.hosted();
+        let mut exchange = Exchange::new(transport, layout.clone(), config.options())?;
         let state = match from {
             Some(checkpoint) => checkpoint.load(config, &parameters, &untrained, &mut exchange)?,
             None => {
@@ -151,7 +151,7 @@ impl<'a, C: Collective> Endpoint<'a, C> {
             }
         }
         self.save()?;
-        let average = average_statistics(self.exchange.collective(), &self.state.statistics)?;
+        let average = average_statistics(self.exchange.transport(), &self.state.statistics)?;
         Ok(Ended {
             checksum: checkpoint::checksum(&self.state.weights, &average),
             history: self.state.history,
@@ -169,9 +169,9 @@ impl<'a, C: Collective> Endpoint<'a, C> {
         let config = &self.run.config;
         let each = config.minibatch / config.learners;
         if self.state.step < config.warm_up {
-            self.exchange.set_sending(Sending::Everything);
+            self.exchange.set_sending(Sending::Flush);
         }
-        let hosted = self.exchange.collective().hosted();
+        let hosted = self.exchange.transport().hosted();
         let statistics_before = self.state.statistics.clone();
         let mut losses = Vec::with_capacity(hosted.len());
         for (position, learner) in hosted.clone().enumerate() {
@@ -184,7 +184,7 @@ impl<'a, C: Collective> Endpoint<'a, C> {
             let gradients = take_gradients(&model, gradients)?;
             self.state.seconds.model += read.elapsed().as_secs_f64();
             for (layer, gradient) in gradients.iter().enumerate().rev() {
-                self.exchange.give(learner, layer, gradient.as_gradient())?;
+                self.exchange.submit(learner, layer, gradient.as_gradient())?;
             }
             losses.push(loss);
         }
@@ -239,7 +239,7 @@ impl<'a, C: Collective> Endpoint<'a, C> {
     fn confer(&mut self, losses: &[f64]) -> Result<(f64, bool)> {
         let stop = u8::from(self.run.stop.load(Ordering::Relaxed));
         let message = |loss: &f64| [loss.to_le_bytes().as_slice(), &[stop]].concat();
-        let all = self.exchange.collective().to_all(losses.iter().map(message).collect())?;
+        let all = self.exchange.transport().all_gather(losses.iter().map(message).collect())?;
         let (mut sum, mut interrupted) = (0.0, false);
         for message in &all {
             let (loss, stop) = message.split_first_chunk().context("a learner's loss is missing")?;
@@ -254,8 +254,8 @@ impl<'a, C: Collective> Endpoint<'a, C> {
         let start = Instant::now();
         let (test_loss, test_error) = self.evaluate()?;
         self.state.seconds.test += start.elapsed().as_secs_f64();
-        let hosted = self.exchange.collective().hosted();
-        let sums = Sums::average(&self.state.epoch, self.exchange.collective())?;
+        let hosted = self.exchange.transport().hosted();
+        let sums = Sums::average(&self.state.epoch, self.exchange.transport())?;
         let mut layers = sums.layer_epochs(&self.layout);
         if let (0, Some(compressor)) = (hosted.start, self.exchange.protocol().compressor(0)) {
             for (number, layer) in layers.iter_mut().enumerate() {

@@ -25,8 +25,8 @@ pub(crate) struct Machine {
     pub(crate) code: f64,
     /// To send or receive a byte, beside what the link takes.
     pub(crate) byte: f64,
-    /// To start a collective and to be told of its end.
-    pub(crate) collective: f64,
+    /// To start a transport and to be told of its end.
+    pub(crate) transport: f64,
 }
 
 /// A processor of 2021 at work on all of its cores, for machines that have not been measured.
@@ -39,7 +39,7 @@ impl Default for Machine {
             write: 0.5e-9,
             code: 6e-9,
             byte: 0.5e-9,
-            collective: 2e-3,
+            transport: 2e-3,
         }
     }
 }
@@ -91,9 +91,9 @@ impl Machine {
             write: median(|machine| machine.write),
             code: median(|machine| machine.code),
             byte: median(|machine| machine.byte),
-            collective: median(|machine| machine.collective),
+            transport: median(|machine| machine.transport),
         };
-        files::write_whole(&path, serde_json::to_string_pretty(&machine)?.as_bytes())?;
+        files::write_atomically(&path, serde_json::to_string_pretty(&machine)?.as_bytes())?;
         Ok(machine)
     }
 
@@ -102,7 +102,7 @@ impl Machine {
         let small = Compression::measure(50)?;
         let (from, mut to) = (vec![1.0f32; ELEMENTS], vec![0.0f32; ELEMENTS]);
         let copy = time(|| to.copy_from_slice(black_box(&from)));
-        let (byte, collective) = sending()?;
+        let (byte, transport) = sending()?;
         Ok(Self {
             copy: copy / ELEMENTS as f64,
             large_bins: large.compress / ELEMENTS as f64,
@@ -110,7 +110,7 @@ impl Machine {
             write: large.write / ELEMENTS as f64,
             code: small.code,
             byte,
-            collective,
+            transport,
         })
     }
 }
@@ -126,7 +126,7 @@ struct Compression {
 impl Compression {
     fn measure(bin: u32) -> Result<Self> {
         let parameter = Parameter::new("w", &[ELEMENTS]);
-        let policy = Policy::adacomp().name("w", adacomp::Treatment::Bins(bin));
+        let policy = Policy::adacomp().for_name("w", adacomp::Treatment::Bins(bin));
         let layout: std::sync::Arc<Layout> = policy.layout([parameter])?.into();
         let (mut compressor, mut averager) = (Compressor::new(layout.clone()), Averager::new(layout));
         let mut random = fastrand::Rng::with_seed(u64::from(bin));
@@ -139,12 +139,12 @@ impl Compression {
         for step in 0..TIMES {
             let gradient = &gradient[1000 * step..][..ELEMENTS];
             let start = Instant::now();
-            compressor.compress_layer(0, gradient.into(), Sending::Selected)?;
+            compressor.compress_layer(0, gradient.into(), Sending::Compressed)?;
             parts[0].push(start.elapsed().as_secs_f64());
             let selected = compressor.layer_statistics(0).selected.max(1);
             let start = Instant::now();
             compressor.encode(Codec::Rice, 0, step as u64, &mut frame)?;
-            let _ = averager.check(step as u64, std::slice::from_ref(&frame), Expected::Whole)?;
+            let _ = averager.check(step as u64, std::slice::from_ref(&frame), Expected::All)?;
             parts[1].push(start.elapsed().as_secs_f64() / (2 * selected) as f64);
             let start = Instant::now();
             averager.write(&mut [output.as_mut_slice()])?;
@@ -194,7 +194,7 @@ fn sending() -> Result<(f64, f64)> {
         answers.push(start.elapsed().as_secs_f64());
     }
     echo.join().expect("the other end does not panic")?;
-    // Both ends are here, so each has half. A collective has a thread of its own at each end, and passes between them several
+    // Both ends are here, so each has half. A transport has a thread of its own at each end, and passes between them several
     // times.
     Ok((0.5 * bytes / BYTES as f64, 10.0 * median(answers)))
 }

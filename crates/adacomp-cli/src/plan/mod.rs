@@ -130,8 +130,8 @@ impl Exchange<'_> {
         let travel = self.bytes(way) / setting.bandwidth - HIDDEN * setting.compute;
         // Bytes are handled while others travel.
         let bytes = travel.max(self.handling(way) * setting.crowding);
-        let collectives = self.collectives(way) * self.machine.collective * setting.crowding;
-        let rounds = self.rounds(way) * setting.latency + collectives;
+        let transports = self.transports(way) * self.machine.transport * setting.crowding;
+        let rounds = self.rounds(way) * setting.latency + transports;
         setting.compute + self.computing(way) * setting.crowding + bytes + rounds
     }
 
@@ -212,7 +212,7 @@ impl Exchange<'_> {
     }
 
     /// Collectives that are waited for, one after the other, at the end of a step.
-    fn collectives(&self, way: Way) -> f64 {
+    fn transports(&self, way: Way) -> f64 {
         match way {
             Way::Dense => 1.0,
             Way::Gather => 2.0,

@@ -112,7 +112,7 @@ fn this_machine_can_be_measured() {
     );
     let plan = plan(&folder, "digits");
     assert_eq!(plan["calibrated"], true);
-    for part in ["copy", "large_bins", "small_bins", "write", "code", "byte", "collective"] {
+    for part in ["copy", "large_bins", "small_bins", "write", "code", "byte", "transport"] {
         let seconds = plan["machine"][part].as_f64().unwrap();
         assert!((1e-12..1e-1).contains(&seconds), "{part}: {seconds}");
     }

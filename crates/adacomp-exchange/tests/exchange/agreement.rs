@@ -12,8 +12,8 @@ fn told(layout: Arc<Layout>, options: Options) -> Vec<String> {
         let threads: Vec<_> = local(2, 2, LIMIT)
             .into_iter()
             .zip(starts)
-            .map(|(collective, (layout, options))| {
-                scope.spawn(move || match Exchange::new(collective, layout, options) {
+            .map(|(transport, (layout, options))| {
+                scope.spawn(move || match Exchange::new(transport, layout, options) {
                     Ok(_) => String::new(),
                     Err(error @ ExchangeError::Disagreement { learner: 1, .. }) => error.to_string(),
                     Err(error) => panic!("{error}"),
@@ -46,7 +46,7 @@ fn every_difference_is_named_on_every_learner() {
         (model_with(Policy::adacomp().scale(Scale::Clamped)), gather, "scale is clamped, but mean"),
         (model_with(Policy::local_selection()), gather, "soft-threshold factor is 1, but 2"),
         (
-            model_with(Policy::adacomp().kind(Kind::Conv, Treatment::Bins(64))),
+            model_with(Policy::adacomp().for_kind(Kind::Conv, Treatment::Bins(64))),
             gather,
             "parameter 0 is `conv.weight` [16, 8, 3, 3], bins of 64, but `conv.weight` [16, 8, 3, 3], bins of 50",
         ),
@@ -64,9 +64,9 @@ fn every_difference_is_named_on_every_learner() {
 #[test]
 fn top_k_needs_gather() {
     for strategy in [Strategy::Reduce, Strategy::Sharded] {
-        let collective = local(1, 1, LIMIT).remove(0);
+        let transport = local(1, 1, LIMIT).remove(0);
         let layout = Policy::top_k(1.0).layout([Parameter::new("fc.weight", &[40, 60])]).unwrap();
-        let error = Exchange::new(collective, layout, strategy).err().expect("an error");
+        let error = Exchange::new(transport, layout, strategy).err().expect("an error");
         assert!(matches!(error, ExchangeError::Treatment { .. }));
     }
 }

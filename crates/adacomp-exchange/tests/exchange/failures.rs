@@ -1,20 +1,20 @@
 //! Learners that die or hang.
 
 use crate::support::{given, gradients, model, output, slices};
-use adacomp_exchange::{CollectiveError, Exchange, ExchangeError, Strategy, local};
+use adacomp_exchange::{Exchange, ExchangeError, Strategy, TransportError, local};
 use std::time::{Duration, Instant};
 
 /// Three learners, of which the last leaves after its first step by returning, panicking or sleeping.
-fn others_are_told(leave: impl Fn() + Sync, limit: Duration) -> Vec<(CollectiveError, Duration)> {
+fn others_are_told(leave: impl Fn() + Sync, limit: Duration) -> Vec<(TransportError, Duration)> {
     std::thread::scope(|scope| {
         let leave = &leave;
         let threads: Vec<_> = local(3, 3, limit)
             .into_iter()
             .enumerate()
-            .map(|(learner, collective)| {
+            .map(|(learner, transport)| {
                 scope.spawn(move || {
                     let layout = model();
-                    let mut exchange = Exchange::new(collective, layout.clone(), Strategy::Reduce).unwrap();
+                    let mut exchange = Exchange::new(transport, layout.clone(), Strategy::Reduce).unwrap();
                     for step in 0..3 {
                         if (learner, step) == (2, 1) {
                             leave();
@@ -25,11 +25,11 @@ fn others_are_told(leave: impl Fn() + Sync, limit: Duration) -> Vec<(CollectiveE
                         let mut written = output(&layout);
                         match exchange.exchange(&given(&gradients), &mut slices(&mut written)) {
                             Ok(_) => {}
-                            Err(ExchangeError::Collective { step: 1, cause }) => {
+                            Err(ExchangeError::Transport { step: 1, cause }) => {
                                 assert_eq!(written, output(&layout));
                                 // It stays that way, and at once.
                                 let again = exchange.exchange(&given(&gradients), &mut slices(&mut written));
-                                assert!(matches!(again, Err(ExchangeError::Collective { .. })));
+                                assert!(matches!(again, Err(ExchangeError::Transport { .. })));
                                 // What was selected is back, and can be saved.
                                 assert!(
                                     exchange
@@ -57,8 +57,8 @@ fn a_learner_that_ends_ends_the_others() {
     let told = others_are_told(|| {}, Duration::from_secs(20));
     assert_eq!(told.len(), 2);
     // Either of the others may have ended first, in its turn.
-    assert!(told.iter().all(|(cause, _)| matches!(cause, CollectiveError::Ended { .. })), "{told:?}");
-    assert!(told.iter().any(|(cause, _)| *cause == CollectiveError::Ended { learners: vec![2] }));
+    assert!(told.iter().all(|(cause, _)| matches!(cause, TransportError::Ended { .. })), "{told:?}");
+    assert!(told.iter().any(|(cause, _)| *cause == TransportError::Ended { learners: vec![2] }));
     assert!(told.iter().all(|(_, time)| *time < Duration::from_secs(10)));
 }
 
@@ -74,7 +74,7 @@ fn a_learner_that_hangs_is_not_waited_for_longer_than_the_limit() {
     let limit = Duration::from_millis(300);
     let told = others_are_told(|| std::thread::sleep(Duration::from_secs(3)), limit);
     assert_eq!(told.len(), 2);
-    let timed_out = |cause: &CollectiveError| *cause == CollectiveError::TimeOut { learners: vec![2], limit };
+    let timed_out = |cause: &TransportError| *cause == TransportError::TimeOut { learners: vec![2], limit };
     assert!(told.iter().any(|(cause, _)| timed_out(cause)), "{told:?}");
     assert!(told.iter().all(|(_, time)| *time < Duration::from_secs(2)), "{told:?}");
 }

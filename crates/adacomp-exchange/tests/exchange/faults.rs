@@ -1,7 +1,7 @@
 //! Messages that are damaged, cut, swapped, repeated or of another step: refused, named, and of no effect.
 
 use crate::draw::gradient;
-use crate::hand::{Place, carry, give, protocols};
+use crate::hand::{Place, carry, protocols, submit};
 use crate::support::{Residuals, STRATEGIES, model, output, residuals, slices};
 use adacomp::{Outcome, Policy};
 use adacomp_exchange::{ExchangeError, Incoming, Outgoing, Protocol, Strategy};
@@ -15,11 +15,11 @@ const LEARNERS: usize = 3;
 fn try_fault(strategy: Strategy, fault: Fault, seed: u64, kept: &Kept) -> String {
     let mut random = Rng::with_seed(seed);
     let mut protocols = protocols(LEARNERS, strategy);
-    give(&mut protocols, 0);
+    submit(&mut protocols, 0);
     assert!(carry(&mut protocols, |_, _| {}).iter().all(Result::is_ok));
     let before: Vec<_> =
         protocols.iter_mut().enumerate().map(|(learner, protocol)| residuals(protocol, learner)).collect();
-    give(&mut protocols, 1);
+    submit(&mut protocols, 1);
     let rounds = protocols[0].rounds();
     // A message to oneself is not carried anywhere.
     let target = loop {
@@ -102,7 +102,7 @@ fn keep() -> Kept {
     for strategy in STRATEGIES {
         let mut protocols = protocols(LEARNERS, strategy);
         for step in 0..3 {
-            give(&mut protocols, step);
+            submit(&mut protocols, step);
             let results = carry(&mut protocols, |place, message| {
                 messages.insert((strategy.name(), step, place), message.clone());
             });
@@ -141,7 +141,7 @@ fn ten_thousand_bad_messages_are_refused_and_named() {
         let length = kept.messages[&(strategy.name(), 0, (0, 1, 0))].len();
         for bit in (0..8 * length).step_by(if strategy == Strategy::Gather { 37 } else { 1 }) {
             let mut protocols = protocols(LEARNERS, strategy);
-            give(&mut protocols, 0);
+            submit(&mut protocols, 0);
             let results = carry(&mut protocols, |place, message| {
                 if place == (0, 1, 0) {
                     message[bit / 8] ^= 1 << (bit % 8);
@@ -160,7 +160,7 @@ fn a_learner_with_another_model_is_refused_in_the_step_too() {
         let mut protocols = protocols(2, strategy);
         let other = crate::support::model_with(Policy::adacomp().soft_threshold(1.5));
         protocols[1] = Protocol::new(other, strategy, 2, 1..2).unwrap();
-        give(&mut protocols, 0);
+        submit(&mut protocols, 0);
         let results = carry(&mut protocols, |_, _| {});
         assert!(results.iter().all(Result::is_err), "{strategy:?}");
         let error = results[0].as_ref().unwrap_err().to_string();
@@ -172,7 +172,7 @@ fn a_learner_with_another_model_is_refused_in_the_step_too() {
 fn after_a_refused_step_the_learners_can_go_on() {
     for strategy in STRATEGIES {
         let mut protocols = protocols(LEARNERS, strategy);
-        give(&mut protocols, 0);
+        submit(&mut protocols, 0);
         let results = carry(&mut protocols, |place, message| {
             if place == (0, 1, 2) {
                 message.pop();
@@ -180,7 +180,7 @@ fn after_a_refused_step_the_learners_can_go_on() {
         });
         assert!(results.iter().all(Result::is_err));
         for step in 1..4 {
-            give(&mut protocols, step);
+            submit(&mut protocols, step);
             let results = carry(&mut protocols, |_, _| {});
             let averages: Vec<_> = results.into_iter().map(|result| result.unwrap()).collect();
             assert!(averages.iter().all(|average| *average == averages[0]), "{strategy:?}");
@@ -192,13 +192,13 @@ fn after_a_refused_step_the_learners_can_go_on() {
 fn a_verdict_that_cannot_be_read_is_an_error_for_its_receiver() {
     for change in [0, 3, 6] {
         let mut protocols = protocols(2, Strategy::Gather);
-        give(&mut protocols, 0);
+        submit(&mut protocols, 0);
         let frames: Vec<_> = protocols.iter_mut().map(|protocol| protocol.outgoing(0, 0)).collect();
         let frames = frames.into_iter().flat_map(|outgoing| match outgoing {
-            Outgoing::ToAll(messages) => messages,
-            Outgoing::ToEach(_) => unreachable!("gather sends to all"),
+            Outgoing::AllGather(messages) => messages,
+            Outgoing::AllToAll(_) => unreachable!("gather sends to all"),
         });
-        let incoming = Incoming::ToAll(frames.map(Arc::new).collect());
+        let incoming = Incoming::AllGather(frames.map(Arc::new).collect());
         protocols.iter_mut().for_each(|protocol| protocol.incoming(0, 0, &incoming).unwrap());
         let mut verdicts: Vec<_> = protocols.iter_mut().flat_map(Protocol::verdict).collect();
         verdicts[1][change] ^= 1;
@@ -207,7 +207,7 @@ fn a_verdict_that_cannot_be_read_is_an_error_for_its_receiver() {
         let error = protocols[0].conclude(&verdicts, &mut slices(&mut written)).unwrap_err();
         assert!(matches!(error, ExchangeError::Verdict { step: 0, learner: 1, .. }), "{error}");
         let error = protocols[1].conclude(&verdicts[..1], &mut slices(&mut written)).unwrap_err();
-        assert!(matches!(error, ExchangeError::Collective { .. }), "{error}");
+        assert!(matches!(error, ExchangeError::Transport { .. }), "{error}");
         assert_eq!(written, output(&model()));
     }
 }
@@ -216,8 +216,10 @@ fn a_verdict_that_cannot_be_read_is_an_error_for_its_receiver() {
 fn missing_messages_are_an_error() {
     for strategy in STRATEGIES {
         let mut protocols = protocols(2, strategy);
-        give(&mut protocols, 0);
-        for incoming in [Incoming::ToAll(vec![Arc::default()]), Incoming::ToEach(vec![vec![Vec::new()]])] {
+        submit(&mut protocols, 0);
+        for incoming in
+            [Incoming::AllGather(vec![Arc::default()]), Incoming::AllToAll(vec![vec![Vec::new()]])]
+        {
             assert!(protocols[0].incoming(0, 0, &incoming).is_err());
         }
     }
@@ -227,8 +229,8 @@ fn missing_messages_are_an_error() {
 fn learners_in_different_modes_are_told() {
     for strategy in [Strategy::Reduce, Strategy::Sharded] {
         let mut protocols = protocols(2, strategy);
-        protocols[1].set_sending(adacomp::Sending::Everything);
-        give(&mut protocols, 0);
+        protocols[1].set_sending(adacomp::Sending::Flush);
+        submit(&mut protocols, 0);
         for result in carry(&mut protocols, |_, _| {}) {
             let error = result.unwrap_err().to_string();
             assert!(error.contains("it is of group 0, sent whole"), "{error}");
@@ -241,7 +243,7 @@ fn a_nan_on_one_learner_drops_the_step_on_all() {
     for strategy in STRATEGIES {
         for bad_layer in [2, 3] {
             let mut protocols = protocols(LEARNERS, strategy);
-            give(&mut protocols, 0);
+            submit(&mut protocols, 0);
             let _ = carry(&mut protocols, |_, _| {});
             let before: Vec<_> = protocols
                 .iter_mut()
@@ -255,7 +257,7 @@ fn a_nan_on_one_learner_drops_the_step_on_all() {
                     if (learner, layer) == (1, bad_layer) {
                         gradient[5] = f32::NAN;
                     }
-                    protocol.give(learner, layer, gradient.as_slice().into()).unwrap();
+                    protocol.submit(learner, layer, gradient.as_slice().into()).unwrap();
                 }
             }
             for result in carry(&mut protocols, |_, _| {}) {
@@ -274,7 +276,7 @@ fn a_nan_on_one_learner_drops_the_step_on_all() {
                     "{strategy:?}"
                 );
             }
-            give(&mut protocols, 2);
+            submit(&mut protocols, 2);
             assert!(
                 carry(&mut protocols, |_, _| {})
                     .iter()

@@ -10,9 +10,9 @@ const LEARNERS: usize = 3;
 fn on_threads<T: Send>(work: impl Fn(usize, Local) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
-        let collectives = local(LEARNERS, LEARNERS, LIMIT).into_iter().enumerate();
+        let transports = local(LEARNERS, LEARNERS, LIMIT).into_iter().enumerate();
         let threads: Vec<_> =
-            collectives.map(|(learner, collective)| scope.spawn(move || work(learner, collective))).collect();
+            transports.map(|(learner, transport)| scope.spawn(move || work(learner, transport))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -29,8 +29,8 @@ fn groups_as_given_change_nothing() {
     let groupings: [&[&[usize]]; 3] =
         [&[&[0, 1, 2, 3, 4]], &[&[3, 4], &[0, 2], &[1]], &[&[1, 4], &[0, 2, 3]]];
     for strategy in STRATEGIES {
-        let traces = on_threads(|learner, collective| {
-            let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+        let traces = on_threads(|learner, transport| {
+            let mut exchange = Exchange::new(transport, model(), strategy).unwrap();
             let mut trace = Trace::default();
             for step in 0..6 {
                 let gradients = gradients(&model(), learner, step);
@@ -38,7 +38,7 @@ fn groups_as_given_change_nothing() {
                 for group in groups {
                     exchange.begin_group(group).unwrap();
                     for &layer in *group {
-                        exchange.give(learner, layer, gradients[layer].as_slice().into()).unwrap();
+                        exchange.submit(learner, layer, gradients[layer].as_slice().into()).unwrap();
                     }
                 }
                 let mut output = output(&model());
@@ -65,8 +65,8 @@ fn a_bad_gradient_drops_the_step_for_all() {
     let groups: [&[usize]; 2] = [&[2], &[0, 1, 3, 4]];
     for strategy in STRATEGIES {
         for bad in [2, 0] {
-            on_threads(|learner, collective| {
-                let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+            on_threads(|learner, transport| {
+                let mut exchange = Exchange::new(transport, model(), strategy).unwrap();
                 let mut gradients = gradients(&model(), learner, 0);
                 if learner == 1 {
                     gradients[bad][7] = f32::NAN;
@@ -74,7 +74,7 @@ fn a_bad_gradient_drops_the_step_for_all() {
                 for group in groups {
                     exchange.begin_group(group).unwrap();
                     for &layer in group {
-                        exchange.give(learner, layer, gradients[layer].as_slice().into()).unwrap();
+                        exchange.submit(learner, layer, gradients[layer].as_slice().into()).unwrap();
                     }
                 }
                 let mut output = output(&model());
@@ -96,10 +96,10 @@ fn a_bad_gradient_drops_the_step_for_all() {
 #[test]
 #[should_panic(expected = "sure to be used")]
 fn an_average_that_is_sure_cannot_be_refused() {
-    let collective = local(1, 1, LIMIT).remove(0);
-    let mut exchange = Exchange::new(collective, model(), Strategy::Gather).unwrap();
+    let transport = local(1, 1, LIMIT).remove(0);
+    let mut exchange = Exchange::new(transport, model(), Strategy::Gather).unwrap();
     exchange.begin_group(&[2]).unwrap();
-    exchange.give(0, 2, gradient(0, 0, 2, 2400).as_slice().into()).unwrap();
+    exchange.submit(0, 2, gradient(0, 0, 2, 2400).as_slice().into()).unwrap();
     let _ = exchange.finish_with(Writing::Sure, |protocol, _| protocol.reject_average());
 }
 
@@ -107,14 +107,14 @@ fn an_average_that_is_sure_cannot_be_refused() {
 #[test]
 fn an_average_that_is_rejected_is_not_lost() {
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
-        on_threads(|learner, collective| {
-            let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+        on_threads(|learner, transport| {
+            let mut exchange = Exchange::new(transport, model(), strategy).unwrap();
             let mut kept = vec![0.0f32; 2400];
             for step in 0..4 {
                 let gradient = gradient(learner, step, 2, 2400);
                 kept.iter_mut().zip(&gradient).for_each(|(sum, value)| *sum += value);
                 exchange.begin_group(&[2]).unwrap();
-                exchange.give(learner, 2, gradient.as_slice().into()).unwrap();
+                exchange.submit(learner, 2, gradient.as_slice().into()).unwrap();
                 let outcome = exchange.finish_with(Writing::MayBeRefused, |protocol, _| {
                     if learner == 1 {
                         protocol.reject_average();
@@ -134,8 +134,8 @@ fn an_average_that_is_rejected_is_not_lost() {
 #[test]
 fn selections_from_elsewhere_are_taken() {
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
-        on_threads(|learner, collective| {
-            let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+        on_threads(|learner, transport| {
+            let mut exchange = Exchange::new(transport, model(), strategy).unwrap();
             let mut there = adacomp::Compressor::new(model());
             for step in 0..3 {
                 let gradient = gradient(learner, step, 2, 2400);
@@ -144,12 +144,12 @@ fn selections_from_elsewhere_are_taken() {
                     residual.iter().zip(&gradient).map(|(r, value)| (r + value).abs()).collect();
                 let maxima: Vec<f32> =
                     magnitudes.chunks(100).map(|bin| bin.iter().copied().fold(0.0, f32::max)).collect();
-                there.compress_layer(2, gradient.as_slice().into(), adacomp::Sending::Selected).unwrap();
+                there.compress_layer(2, gradient.as_slice().into(), adacomp::Sending::Compressed).unwrap();
                 let Some(Packet::Sparse(sparse)) = there.packet(2) else { panic!("a selection") };
                 let selected: Vec<Selected> = sparse.selected.to_vec();
 
                 exchange.begin_group(&[2]).unwrap();
-                exchange.give_selection(learner, 2, &maxima, &selected).unwrap();
+                exchange.submit_selection(learner, 2, &maxima, &selected).unwrap();
                 let mut output = output(&model());
                 let outcome = exchange
                     .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output));
@@ -172,13 +172,13 @@ fn selections_from_elsewhere_are_taken() {
 #[test]
 fn everything_can_go_by_other_means() {
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
-        let sums = on_threads(|learner, collective| {
-            let mut exchange = Exchange::new(collective, model(), strategy).unwrap();
+        let sums = on_threads(|learner, transport| {
+            let mut exchange = Exchange::new(transport, model(), strategy).unwrap();
             let mut sent = vec![0.0f64; 2400];
             for step in 0..3 {
                 let gradient = gradient(learner, step, 2, 2400);
                 exchange.begin_group(&[2]).unwrap();
-                exchange.give(learner, 2, gradient.as_slice().into()).unwrap();
+                exchange.submit(learner, 2, gradient.as_slice().into()).unwrap();
                 let mut output = output(&model());
                 let _ = exchange
                     .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output))
@@ -189,7 +189,7 @@ fn everything_can_go_by_other_means() {
             let mut whole = vec![0.0; 2400];
             let mut last = gradient(learner, 3, 2, 2400);
             last[7] = f32::NAN;
-            assert!(!protocol.everything(learner, 2, last.as_slice().into(), &mut whole).unwrap());
+            assert!(!protocol.flush(learner, 2, last.as_slice().into(), &mut whole).unwrap());
             assert!(whole.iter().all(|value| *value == 0.0));
             protocol.end_elsewhere(false).unwrap();
             let before = residuals(protocol, learner);
@@ -197,14 +197,14 @@ fn everything_can_go_by_other_means() {
             assert!(protocol.kept(learner, 1).is_none() && protocol.keeps(learner, 2));
             let zeros = vec![0.0; 2400];
             for arrived in [false, true] {
-                assert!(protocol.everything(learner, 2, zeros.as_slice().into(), &mut whole).unwrap());
+                assert!(protocol.flush(learner, 2, zeros.as_slice().into(), &mut whole).unwrap());
                 assert_eq!(whole, kept);
                 protocol.end_elsewhere(arrived).unwrap();
                 assert_eq!(residuals(protocol, learner) == before, !arrived, "{strategy:?}");
             }
             assert!(residuals(protocol, learner)[2].0.iter().all(|bits| *bits == 0));
             assert!(!protocol.keeps(learner, 2));
-            assert!(protocol.everything(learner, 1, zeros[..16].into(), &mut whole).is_err());
+            assert!(protocol.flush(learner, 1, zeros[..16].into(), &mut whole).is_err());
             (sent, whole)
         });
         for element in 0..2400 {
@@ -222,8 +222,8 @@ fn everything_can_go_by_other_means() {
 
 #[test]
 fn groups_that_cannot_be_are_refused() {
-    let collective = local(1, 1, LIMIT).remove(0);
-    let mut exchange = Exchange::new(collective, model(), Strategy::Gather).unwrap();
+    let transport = local(1, 1, LIMIT).remove(0);
+    let mut exchange = Exchange::new(transport, model(), Strategy::Gather).unwrap();
     exchange.begin_group(&[0, 2]).unwrap();
     for (group, told) in [
         (&[1, 2][..], "`fc.weight` was given twice"),
@@ -239,12 +239,12 @@ fn groups_that_cannot_be_are_refused() {
 /// What is set before a state is loaded holds after, for owners, too.
 #[test]
 fn unused_layers_send_nothing_after_loading_either() {
-    on_threads(|learner, collective| {
-        let mut exchange = Exchange::new(collective, model(), Strategy::Sharded).unwrap();
+    on_threads(|learner, transport| {
+        let mut exchange = Exchange::new(transport, model(), Strategy::Sharded).unwrap();
         exchange.protocol().set_skip_unused(true);
         let step = |exchange: &mut Exchange<Local>, gradient: &[f32]| {
             exchange.begin_group(&[2]).unwrap();
-            exchange.give(learner, 2, gradient.into()).unwrap();
+            exchange.submit(learner, 2, gradient.into()).unwrap();
             let mut output = output(&model());
             let outcome = exchange
                 .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output))

@@ -13,13 +13,13 @@ pub(crate) fn protocols(learners: usize, strategy: Strategy) -> Vec<Protocol> {
         .collect()
 }
 
-pub(crate) fn give(protocols: &mut [Protocol], step: u64) {
+pub(crate) fn submit(protocols: &mut [Protocol], step: u64) {
     assert!(protocols.iter().all(|protocol| protocol.step() == step));
     for (learner, protocol) in protocols.iter_mut().enumerate() {
         let layout = protocol.layout().clone();
         for (layer, parameter) in layout.layers().iter().enumerate() {
             let gradient = gradient(learner, step, layer, parameter.elements());
-            protocol.give(learner, layer, gradient.as_slice().into()).unwrap();
+            protocol.submit(learner, layer, gradient.as_slice().into()).unwrap();
         }
     }
 }
@@ -41,16 +41,16 @@ pub(crate) fn carry(
         for (receiver, protocol) in protocols.iter_mut().enumerate() {
             let mut message = |sender: usize| {
                 let mut bytes = match &sent[sender] {
-                    Outgoing::ToAll(messages) => messages[0].clone(),
-                    Outgoing::ToEach(messages) => messages[0][receiver].clone(),
+                    Outgoing::AllGather(messages) => messages[0].clone(),
+                    Outgoing::AllToAll(messages) => messages[0][receiver].clone(),
                 };
                 meddle((round, sender, receiver), &mut bytes);
                 bytes
             };
             let messages: Vec<_> = (0..learners).map(&mut message).collect();
             let incoming = match &sent[0] {
-                Outgoing::ToAll(_) => Incoming::ToAll(messages.into_iter().map(Arc::new).collect()),
-                Outgoing::ToEach(_) => Incoming::ToEach(vec![messages]),
+                Outgoing::AllGather(_) => Incoming::AllGather(messages.into_iter().map(Arc::new).collect()),
+                Outgoing::AllToAll(_) => Incoming::AllToAll(vec![messages]),
             };
             protocol.incoming(0, round, &incoming).unwrap();
         }

@@ -1,6 +1,6 @@
 //! Saving and loading what learners and owners keep.
 
-use crate::hand::{carry, give, protocols};
+use crate::hand::{carry, protocols, submit};
 use crate::support::{STRATEGIES, model};
 use adacomp::StateError;
 use adacomp_exchange::{ExchangeError, LearnerState, Protocol, Strategy};
@@ -13,7 +13,7 @@ fn trained(learners: usize, strategy: Strategy) -> (Vec<Protocol>, Vec<LearnerSt
 fn trained_for(learners: usize, strategy: Strategy, steps: u64) -> (Vec<Protocol>, Vec<LearnerState>) {
     let mut protocols = protocols(learners, strategy);
     for step in 0..steps {
-        give(&mut protocols, step);
+        submit(&mut protocols, step);
         assert!(carry(&mut protocols, |_, _| {}).iter().all(Result::is_ok));
     }
     let states = protocols.iter_mut().flat_map(|protocol| protocol.save().unwrap()).collect();
@@ -48,10 +48,10 @@ fn the_same_learners_go_on_bit_identically() {
                 protocol.load(given).unwrap();
                 assert_eq!(protocol.step(), 3);
             }
-            give(&mut new, 3);
+            submit(&mut new, 3);
             let new = carry(&mut new, |_, _| {});
             if all {
-                give(&mut old, 3);
+                submit(&mut old, 3);
                 let old = carry(&mut old, |_, _| {});
                 assert_eq!(old[0].as_ref().unwrap(), new[0].as_ref().unwrap(), "{strategy:?}");
             }
@@ -74,7 +74,7 @@ fn another_number_of_learners_conserves_what_is_kept() {
                     assert!((old - new).abs() < 1e-6, "{strategy:?} {before} to {after}: {old} {new}");
                 }
             }
-            give(&mut new, 3);
+            submit(&mut new, 3);
             assert!(carry(&mut new, |_, _| {}).iter().all(Result::is_ok));
         }
     }
@@ -101,9 +101,9 @@ fn settings_survive_and_an_open_step_is_refused() {
     let mut protocol = protocols(2, Strategy::Gather).remove(0);
     protocol.compressor(0).unwrap().set_inverse_loss_scale(0.5).unwrap();
     protocol.load(&states).unwrap();
-    protocol.give(0, 2, vec![2.0; 2400].as_slice().into()).unwrap();
+    protocol.submit(0, 2, vec![2.0; 2400].as_slice().into()).unwrap();
     assert!(matches!(protocol.load(&states), Err(ExchangeError::State(StateError::Open))));
-    protocol.drop_step();
+    protocol.rollback();
     let residual = protocol.compressor(0).unwrap().residual(2).unwrap().to_vec();
     let mut before = protocols(2, Strategy::Gather).remove(0);
     before.load(&states).unwrap();

@@ -64,7 +64,7 @@ fn gather_is_the_core_with_a_transport() {
         for (learner, compressor) in compressors.iter_mut().enumerate() {
             for (layer, parameter) in layout.layers().iter().enumerate() {
                 let gradient = gradient(learner, step, layer, parameter.elements());
-                compressor.compress_layer(layer, gradient.as_slice().into(), Sending::Selected).unwrap();
+                compressor.compress_layer(layer, gradient.as_slice().into(), Sending::Compressed).unwrap();
             }
             compressor.encode(Codec::Rice, learner as u32, step, &mut frames[learner]).unwrap();
         }
@@ -158,11 +158,11 @@ fn nothing_is_lost_over_many_steps() {
 #[test]
 fn everything_can_be_sent_in_between() {
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
-        let collective = local(1, 1, LIMIT).remove(0);
+        let transport = local(1, 1, LIMIT).remove(0);
         let layout = model();
-        let mut exchange = Exchange::new(collective, layout.clone(), strategy).unwrap();
+        let mut exchange = Exchange::new(transport, layout.clone(), strategy).unwrap();
         for (step, sending) in
-            [Sending::Selected, Sending::Everything, Sending::Selected].into_iter().enumerate()
+            [Sending::Compressed, Sending::Flush, Sending::Compressed].into_iter().enumerate()
         {
             exchange.set_sending(sending);
             let gradients = gradients(&layout, 0, step as u64);
@@ -173,7 +173,7 @@ fn everything_can_be_sent_in_between() {
             let mut output = output(&layout);
             let _ = exchange.exchange(&given(&gradients), &mut slices(&mut output)).unwrap();
             let after = exchange.protocol().compressor(0).unwrap().residual(2).unwrap();
-            if sending == Sending::Everything {
+            if sending == Sending::Flush {
                 assert!(after.iter().all(|&r| r == 0.0));
                 let sums = before.iter().zip(&gradients[2]).map(|(r, dw)| r + dw);
                 assert!(sums.zip(&output[2]).all(|(sum, sent)| (sum - sent).abs() < 1e-6), "{strategy:?}");
@@ -193,10 +193,10 @@ fn traffic_is_counted_by_layer() {
             let threads: Vec<_> = local(learners, learners, LIMIT)
                 .into_iter()
                 .enumerate()
-                .map(|(learner, collective)| {
+                .map(|(learner, transport)| {
                     scope.spawn(move || {
                         let layout = model();
-                        let mut exchange = Exchange::new(collective, layout.clone(), strategy).unwrap();
+                        let mut exchange = Exchange::new(transport, layout.clone(), strategy).unwrap();
                         let gradients = gradients(&layout, learner, 0);
                         let mut output = output(&layout);
                         let _ = exchange.exchange(&given(&gradients), &mut slices(&mut output)).unwrap();
@@ -236,17 +236,17 @@ fn a_nan_in_the_last_group_takes_back_the_earlier_ones() {
                 if bad && (learner, layer) == (3, 0) {
                     gradient[5] = f32::NAN;
                 }
-                exchange.give(learner, layer, gradient.as_slice().into()).unwrap();
+                exchange.submit(learner, layer, gradient.as_slice().into()).unwrap();
             }
         }
         exchange.finish(&mut slices(&mut output(&layout))).unwrap()
     };
     for strategy in STRATEGIES {
         std::thread::scope(|scope| {
-            for collective in local(4, 2, LIMIT) {
+            for transport in local(4, 2, LIMIT) {
                 scope.spawn(move || {
                     let options = Options { group: 1, ..Options::from(strategy) };
-                    let mut exchange = Exchange::new(collective, model(), options).unwrap();
+                    let mut exchange = Exchange::new(transport, model(), options).unwrap();
                     assert_eq!(step(&mut exchange, 0, false), Outcome::Averaged);
                     let hosted = exchange.protocol().hosted();
                     let all = |exchange: &mut Exchange<Local>| -> Vec<_> {
@@ -275,9 +275,9 @@ fn a_nan_in_the_last_group_takes_back_the_earlier_ones() {
 
 #[test]
 fn gradients_and_outputs_that_do_not_fit_are_refused_before_anything_is_compressed() {
-    let collective = local(1, 1, LIMIT).remove(0);
+    let transport = local(1, 1, LIMIT).remove(0);
     let layout = model();
-    let mut exchange = Exchange::new(collective, layout.clone(), Strategy::Reduce).unwrap();
+    let mut exchange = Exchange::new(transport, layout.clone(), Strategy::Reduce).unwrap();
     let good = gradients(&layout, 0, 0);
     let mut short = good.clone();
     short[2].pop();

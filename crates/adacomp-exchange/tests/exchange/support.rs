@@ -20,7 +20,7 @@ pub(crate) fn model_with(policy: Policy) -> Arc<Layout> {
         Parameter::new("fc.bias", &[40]),
         Parameter::new("empty", &[0, 3]),
     ];
-    let policy = policy.kind(Kind::Matrix, Treatment::Bins(100));
+    let policy = policy.for_kind(Kind::Matrix, Treatment::Bins(100));
     Arc::new(policy.layout(parameters).expect("a valid layout"))
 }
 
@@ -60,23 +60,23 @@ pub(crate) fn run(learners: usize, threads: usize, steps: u64, options: impl Int
     std::thread::scope(|scope| {
         let threads: Vec<_> = local(learners, threads, LIMIT)
             .into_iter()
-            .map(|collective| scope.spawn(move || run_thread(collective, steps, options)))
+            .map(|transport| scope.spawn(move || run_thread(transport, steps, options)))
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("a thread that ends well")).collect()
     })
 }
 
-fn run_thread(collective: Local, steps: u64, options: Options) -> Trace {
-    use adacomp_exchange::Collective;
-    let hosted = collective.hosted();
+fn run_thread(transport: Local, steps: u64, options: Options) -> Trace {
+    use adacomp_exchange::Transport;
+    let hosted = transport.hosted();
     let layout = model();
-    let mut exchange = Exchange::new(collective, layout.clone(), options).expect("learners that agree");
+    let mut exchange = Exchange::new(transport, layout.clone(), options).expect("learners that agree");
     let mut trace = Trace::default();
     for step in 0..steps {
         for learner in hosted.clone() {
             for (layer, parameter) in layout.layers().iter().enumerate().rev() {
                 let gradient = gradient(learner, step, layer, parameter.elements());
-                exchange.give(learner, layer, gradient.as_slice().into()).expect("a valid gradient");
+                exchange.submit(learner, layer, gradient.as_slice().into()).expect("a valid gradient");
             }
         }
         let mut output = output(&layout);

@@ -47,14 +47,14 @@ enum Store {
     /// What was not sent, to be selected from by this share of the whole.
     TopK(Residual, f32),
     /// The values of a layer that is sent whole, as f16 or not, within a step.
-    Whole(Vec<f32>, bool),
+    Dense(Vec<f32>, bool),
 }
 
 impl Store {
     fn residual_mut(&mut self) -> Option<&mut Residual> {
         match self {
             Self::Bins(residual, _) | Self::TopK(residual, _) => Some(residual),
-            Self::Whole(..) => None,
+            Self::Dense(..) => None,
         }
     }
 }
@@ -64,9 +64,9 @@ impl Store {
 pub enum Sending {
     /// What the policy says.
     #[default]
-    Selected,
+    Compressed,
     /// All of it in f32, with the residual on top, which a commit then clears: for dense steps between compressed ones.
-    Everything,
+    Flush,
 }
 
 impl Compressor {
@@ -77,8 +77,8 @@ impl Compressor {
             store: match layer.treatment {
                 Treatment::Bins(bin) => Store::Bins(Residual::new(layer.elements()), bin as usize),
                 Treatment::TopK(percent) => Store::TopK(Residual::new(layer.elements()), percent),
-                Treatment::Dense => Store::Whole(Vec::new(), false),
-                Treatment::Half => Store::Whole(Vec::new(), true),
+                Treatment::Dense => Store::Dense(Vec::new(), false),
+                Treatment::Half => Store::Dense(Vec::new(), true),
             },
             compressed: false,
             statistics: LayerStatistics { elements: layer.elements(), ..Default::default() },
@@ -145,7 +145,7 @@ impl Compressor {
         checked?;
         for &(name, gradient) in gradients {
             if let Some(layer) = self.layout.number(name) {
-                self.compress_layer(layer, gradient, Sending::Selected)?;
+                self.compress_layer(layer, gradient, Sending::Compressed)?;
             }
         }
         self.open = true;
@@ -177,7 +177,7 @@ impl Compressor {
         let Self { layout, layers, scratch, .. } = self;
         let state = &mut layers[layer];
         let factor = self.inverse_loss_scale;
-        let skip = self.skip_unused && sending == Sending::Selected && gradient.is_zero();
+        let skip = self.skip_unused && sending == Sending::Compressed && gradient.is_zero();
         let bad_bins = match &mut state.store {
             Store::Bins(residual, _) | Store::TopK(residual, _) if skip => {
                 residual.take_selection(0.0, &[]);
@@ -195,7 +195,7 @@ impl Compressor {
                 residual.select_bins(gradient, rule, scratch)
             }
             Store::TopK(residual, percent) => residual.select_top(gradient, factor, *percent, scratch),
-            Store::Whole(values, half) => {
+            Store::Dense(values, half) => {
                 values.clear();
                 values.extend_from_slice(gradient.read(0..gradient.len(), factor, scratch.converted()));
                 if *half {
@@ -205,8 +205,8 @@ impl Compressor {
             }
         };
         // Selected first in any case, so that a bad gradient harms its bin only.
-        if let (Sending::Everything, Some(residual)) = (sending, state.store.residual_mut()) {
-            residual.send_everything();
+        if let (Sending::Flush, Some(residual)) = (sending, state.store.residual_mut()) {
+            residual.flush();
         }
         self.note_compressed(layer, bad_bins);
         Ok(())
@@ -222,7 +222,7 @@ impl Compressor {
         maxima: &[f32],
         selected: &[Selected],
     ) -> Result<(), CompressError> {
-        let state = self.not_given(layer)?;
+        let state = self.not_submitted(layer)?;
         let parameter = || self.layout[layer].name().to_owned();
         let elements = state.statistics.elements;
         let Store::Bins(_, bin) = state.store else {
@@ -260,7 +260,7 @@ impl Compressor {
     }
 
     /// A layer that the open step does not have yet.
-    fn not_given(&self, layer: usize) -> Result<&LayerState, CompressError> {
+    fn not_submitted(&self, layer: usize) -> Result<&LayerState, CompressError> {
         match self.layers.get(layer) {
             None => Err(CompressError::Unknown { parameter: format!("number {layer}") }),
             Some(state) if state.compressed => {
@@ -271,7 +271,7 @@ impl Compressor {
     }
 
     fn check_layer(&self, layer: usize, gradient: Gradient<'_>) -> Result<(), CompressError> {
-        let (expected, actual) = (self.not_given(layer)?.statistics.elements, gradient.len());
+        let (expected, actual) = (self.not_submitted(layer)?.statistics.elements, gradient.len());
         if actual != expected {
             let parameter = self.layout[layer].name().to_owned();
             return Err(CompressError::Length { parameter, expected, actual });
@@ -290,7 +290,7 @@ impl Compressor {
         let LayerState { store, compressed, .. } = &self.layers[layer];
         match store {
             Store::Bins(residual, _) | Store::TopK(residual, _) => residual.packet(),
-            Store::Whole(values, _) => compressed.then_some(Packet::Dense(values)),
+            Store::Dense(values, _) => compressed.then_some(Packet::Dense(values)),
         }
     }
 
@@ -338,8 +338,8 @@ impl Compressor {
 
     /// The step is used nowhere: what was selected stays in the residual, and the step is over. In a bin with a bad
     /// gradient the residual is what it was before the step.
-    pub fn drop_step(&mut self) {
-        self.close(Residual::take_back);
+    pub fn rollback(&mut self) {
+        self.close(Residual::rollback);
     }
 
     fn close(&mut self, end: impl Fn(&mut Residual)) {

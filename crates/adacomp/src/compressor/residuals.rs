@@ -7,7 +7,7 @@ impl Compressor {
     /// A layer's residual, while a step is open with what the step would send still in it; nothing for a layer that is sent
     /// whole.
     pub fn residual(&mut self, layer: usize) -> Option<&[f32]> {
-        self.layers[layer].store.residual_mut().map(|residual| &*residual.settled())
+        self.layers[layer].store.residual_mut().map(|residual| &*residual.subtracted())
     }
 
     /// Adds to a layer's residual from an element on: what was kept elsewhere.
@@ -16,7 +16,7 @@ impl Compressor {
     /// If the layer has no residual or too few elements, or a step is open.
     pub fn add_to_residual(&mut self, layer: usize, start: usize, values: &[f32]) {
         assert!(!self.open, "a step is open");
-        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").settled();
+        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").subtracted();
         residual[start..start + values.len()].iter_mut().zip(values).for_each(|(r, value)| *r += value);
     }
 
@@ -26,7 +26,7 @@ impl Compressor {
     /// If the layer has no residual or another number of elements, or a step is open.
     pub fn set_residual(&mut self, layer: usize, values: &[f32]) {
         assert!(!self.open, "a step is open");
-        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").settled();
+        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").subtracted();
         residual.copy_from_slice(values);
     }
 
@@ -35,7 +35,7 @@ impl Compressor {
         self.layers
             .iter_mut()
             .enumerate()
-            .filter_map(|(number, layer)| Some((number, layer.store.residual_mut()?.settled())))
+            .filter_map(|(number, layer)| Some((number, layer.store.residual_mut()?.subtracted())))
     }
 
     /// The size of a layer's residual: a pass over memory, so sample it.

@@ -5,7 +5,7 @@ use super::decode::{Expected, RawSection, walk};
 use super::header::Header;
 use crate::error::DecodeError;
 use crate::layout::Layout;
-use crate::packet::{Lately, Selected, make_room};
+use crate::packet::{HighWaterMark, Selected, make_room};
 use half::f16;
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(crate) struct Checked {
     sections: Vec<Section>,
     /// The contents of all sections.
     bytes: Vec<u8>,
-    lately: Lately,
+    high_water: HighWaterMark,
 }
 
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ impl Checked {
         layout: &Layout,
         expected: Expected<'_>,
     ) -> Result<Header, DecodeError> {
-        let Self { header, sections, bytes: kept, lately } = self;
+        let Self { header, sections, bytes: kept, high_water } = self;
         *header = None;
         sections.clear();
         kept.clear();
@@ -50,7 +50,7 @@ impl Checked {
             sections.push(Section { layer, kind, bytes, contents: start..kept.len() });
             Ok(())
         });
-        lately.count(kept.len(), 0, kept);
+        high_water.count(kept.len(), 0, kept);
         match result {
             Ok(right) => *header = Some(right),
             Err(_) => sections.clear(),

@@ -7,7 +7,7 @@ use super::header::Header;
 use super::varint;
 use crate::error::DecodeError;
 use crate::layout::Layout;
-use crate::packet::{Lately, Packet, Selected, Sparse};
+use crate::packet::{HighWaterMark, Packet, Selected, Sparse};
 use half::f16;
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy)]
 pub enum Expected<'a> {
     /// All of the layout.
-    Whole,
+    All,
     /// These, by ascending numbers.
     Layers(&'a [usize]),
 }
@@ -23,14 +23,14 @@ pub enum Expected<'a> {
 impl Expected<'_> {
     fn count(&self, layout: &Layout) -> usize {
         match self {
-            Self::Whole => layout.len(),
+            Self::All => layout.len(),
             Self::Layers(layers) => layers.len(),
         }
     }
 
     fn layer(&self, position: usize) -> usize {
         match self {
-            Self::Whole => position,
+            Self::All => position,
             Self::Layers(layers) => layers[position],
         }
     }
@@ -43,7 +43,7 @@ pub struct Frame {
     sections: Vec<Section>,
     values: Vec<f32>,
     selected: Vec<Selected>,
-    lately: Lately,
+    high_water: HighWaterMark,
 }
 
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ impl Frame {
         self.values.clear();
         self.selected.clear();
         let result = self.read(bytes, layout, expected);
-        self.lately.count(self.selected.len(), 0, &mut self.selected);
+        self.high_water.count(self.selected.len(), 0, &mut self.selected);
         match result {
             Ok(header) => self.header = Some(header),
             Err(_) => self.sections.clear(),

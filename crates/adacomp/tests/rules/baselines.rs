@@ -6,7 +6,7 @@ use adacomp::{Compressor, Parameter, Policy};
 
 #[test]
 fn top_k_sends_the_largest_as_two_means_and_keeps_the_rest() {
-    let layout = Policy::top_k(40.0).minimum(0).layout([Parameter::new("weight", &[2, 5])]).unwrap();
+    let layout = Policy::top_k(40.0).min_elements(0).layout([Parameter::new("weight", &[2, 5])]).unwrap();
     let mut compressor = Compressor::new(layout);
     let gradient = [5.0, -1.0, 0.0, 3.0, 2.0, -4.0, 0.0, -3.0, 1.0, 0.5];
     compressor.compress(&[("weight", gradient.as_slice().into())]).unwrap();
@@ -19,7 +19,7 @@ fn top_k_sends_the_largest_as_two_means_and_keeps_the_rest() {
 
 #[test]
 fn top_k_of_equals_takes_the_first_and_never_zeros() {
-    let layout = Policy::top_k(50.0).minimum(0).layout([Parameter::new("weight", &[1, 6])]).unwrap();
+    let layout = Policy::top_k(50.0).min_elements(0).layout([Parameter::new("weight", &[1, 6])]).unwrap();
     let mut compressor = Compressor::new(layout);
     for (gradient, expected) in [
         ([1.0, 1.0, -1.0, 1.0, 1.0, 1.0], &[0, 1, 2][..]),
@@ -28,10 +28,10 @@ fn top_k_of_equals_takes_the_first_and_never_zeros() {
     ] {
         compressor.compress(&[("weight", gradient.as_slice().into())]).unwrap();
         assert_eq!(selected(&compressor, 0), expected);
-        compressor.drop_step();
+        compressor.rollback();
         let negated = gradient.map(|value: f32| -value);
         compressor.compress(&[("weight", negated.as_slice().into())]).unwrap();
-        compressor.drop_step();
+        compressor.rollback();
         assert_eq!(compressor.residual(0).unwrap(), [0.0; 6]);
     }
 }

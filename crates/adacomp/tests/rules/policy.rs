@@ -23,10 +23,10 @@ fn defaults_are_the_papers() {
 #[test]
 fn rules_by_name_beat_size_beats_kind_and_the_last_name_wins() {
     let policy = Policy::adacomp()
-        .minimum(10)
-        .kind(Kind::Matrix, Treatment::Bins(100))
-        .name("head.*", Treatment::Dense)
-        .name("head.?", Treatment::Bins(7));
+        .min_elements(10)
+        .for_kind(Kind::Matrix, Treatment::Bins(100))
+        .for_name("head.*", Treatment::Dense)
+        .for_name("head.?", Treatment::Bins(7));
     assert_eq!(treatment(&policy, Parameter::new("fc", &[2, 5])), Treatment::Bins(100));
     assert_eq!(treatment(&policy, Parameter::new("fc", &[3, 3])), Treatment::Dense);
     assert_eq!(treatment(&policy, Parameter::new("head.weight", &[100, 100])), Treatment::Dense);
@@ -39,7 +39,7 @@ fn rules_by_name_beat_size_beats_kind_and_the_last_name_wins() {
 fn bins_outside_1_to_16384_are_refused_by_name() {
     for (bin, valid) in [(0, false), (1, true), (16_384, true), (16_385, false), (u32::MAX, false)] {
         let layout = Policy::adacomp()
-            .kind(Kind::Matrix, Treatment::Bins(bin))
+            .for_kind(Kind::Matrix, Treatment::Bins(bin))
             .layout([Parameter::new("fc", &[40, 40])]);
         let expected = PolicyError::Bin { parameter: "fc".to_owned(), bin };
         assert_eq!(layout.err(), (!valid).then_some(expected));
@@ -77,7 +77,7 @@ fn the_fingerprint_tells_models_and_policies_apart() {
         print(&Policy::adacomp(), std::slice::from_ref(&a)),
         print(&Policy::adacomp(), &[a.clone(), Parameter::new("b", &[60, 40])]),
         print(&Policy::local_selection(), &[a.clone(), b.clone()]),
-        print(&Policy::adacomp().kind(Kind::Matrix, Treatment::Bins(499)), &[a.clone(), b.clone()]),
+        print(&Policy::adacomp().for_kind(Kind::Matrix, Treatment::Bins(499)), &[a.clone(), b.clone()]),
         print(&Policy::dense(), &[a.clone(), b.clone()]),
         print(&Policy::half(), &[a.clone(), b.clone()]),
         print(&Policy::top_k(0.1), &[a.clone(), b.clone()]),

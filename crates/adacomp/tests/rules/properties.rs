@@ -38,7 +38,7 @@ proptest! {
         seed in 1..u64::MAX,
         commits in prop::collection::vec(prop::bool::weighted(0.8), 1..8),
     ) {
-        let policy = Policy::adacomp().name("*", treatment).soft_threshold(factor);
+        let policy = Policy::adacomp().for_name("*", treatment).soft_threshold(factor);
         let layout = policy.layout([Parameter::new("weight", &[elements])]).unwrap();
         let mut compressor = Compressor::new(layout);
         let mut random = Random(seed);
@@ -50,7 +50,7 @@ proptest! {
             if commit {
                 compressor.commit().unwrap();
             } else {
-                compressor.drop_step();
+                compressor.rollback();
                 sent.fill(0.0);
             }
             for (i, &new) in compressor.residual(0).unwrap().iter().enumerate() {
@@ -71,7 +71,7 @@ proptest! {
         threads in 1..5usize,
         seed in 1..u64::MAX,
     ) {
-        let policy = Policy::adacomp().name("*", Treatment::Bins(bin)).soft_threshold(factor);
+        let policy = Policy::adacomp().for_name("*", Treatment::Bins(bin)).soft_threshold(factor);
         let layout = std::sync::Arc::new(policy.layout([Parameter::new("weight", &[elements])]).unwrap());
         let mut one = Compressor::new(layout.clone()).with_kernel(Kernel::named("scalar").unwrap());
         let variants = Kernel::all().into_iter().flat_map(|kernel| [(kernel, 1), (kernel, threads)]);
@@ -114,7 +114,7 @@ proptest! {
             writer.section(0, packet);
             writer.finish();
             let mut frame = Frame::default();
-            prop_assert_eq!(frame.decode(&bytes, &layout, Expected::Whole), Ok(header));
+            prop_assert_eq!(frame.decode(&bytes, &layout, Expected::All), Ok(header));
             prop_assert_eq!(frame.packets().collect::<Vec<_>>(), [(0, packet)]);
         }
     }
@@ -174,7 +174,7 @@ proptest! {
         bytes.extend_from_slice(&checksum.to_le_bytes());
         let mut output = vec![0.0; elements];
         let mut frame = Frame::default();
-        let decoded = frame.decode(&bytes, &layout, Expected::Whole);
+        let decoded = frame.decode(&bytes, &layout, Expected::All);
         if decoded.is_ok() {
             frame.packets().for_each(|(_, packet)| packet.add_to(&mut output));
             prop_assert!(output.iter().all(|value| value.is_finite()));
@@ -192,7 +192,7 @@ proptest! {
     #[test]
     fn any_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let layout = one_layer(1000, 50);
-        prop_assert!(Frame::default().decode(&bytes, &layout, Expected::Whole).is_err());
+        prop_assert!(Frame::default().decode(&bytes, &layout, Expected::All).is_err());
     }
 
     /// What all learners get is what all learners sent: over many steps, sent plus kept is all gradients.

@@ -3,7 +3,7 @@
 use crate::support::{Random, gradients, named, residuals, small_model};
 use adacomp::{Compressor, Parameter, Policy, StateError, Treatment};
 
-/// Learners after a few steps, the last of which has left something owed.
+/// Learners after a few steps, the last of which has left something unsubtracted.
 fn trained(learners: usize) -> Vec<Compressor> {
     let layout = small_model(Policy::adacomp());
     let mut random = Random(31);
@@ -109,7 +109,7 @@ fn states_that_are_not_all_of_one_run_are_refused() {
 #[test]
 fn a_saved_nan_is_refused() {
     let layout =
-        || Policy::adacomp().name("*", Treatment::Bins(5)).layout([Parameter::new("w", &[3])]).unwrap();
+        || Policy::adacomp().for_name("*", Treatment::Bins(5)).layout([Parameter::new("w", &[3])]).unwrap();
     let mut state = Compressor::new(layout()).save(0, 1, 0).unwrap();
     let end = state.len();
     state[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());

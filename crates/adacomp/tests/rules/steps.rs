@@ -30,7 +30,7 @@ fn two_steps_by_hand() {
 #[test]
 fn a_clamped_scale_is_not_inflated() {
     let layout = |scale| {
-        let policy = Policy::adacomp().name("*", adacomp::Treatment::Bins(2)).scale(scale);
+        let policy = Policy::adacomp().for_name("*", adacomp::Treatment::Bins(2)).scale(scale);
         Arc::new(policy.layout([adacomp::Parameter::new("weight", &[8])]).unwrap())
     };
     let (mean, clamped) = (layout(Scale::Mean), layout(Scale::Clamped));
@@ -47,7 +47,7 @@ fn a_clamped_scale_is_not_inflated() {
 
 #[test]
 fn local_selection_sends_only_bin_maxima() {
-    let layout = Policy::local_selection().minimum(0).name("*", adacomp::Treatment::Bins(4));
+    let layout = Policy::local_selection().min_elements(0).for_name("*", adacomp::Treatment::Bins(4));
     let layout = layout.layout([adacomp::Parameter::new("weight", &[2, 4])]).unwrap();
     let mut compressor = Compressor::new(layout);
     compressor.compress(&[("weight", [4.0, 3.0, 1.0, 0.0, 2.0, -2.0, 0.5, 0.0].as_slice().into())]).unwrap();
@@ -68,7 +68,7 @@ fn an_element_that_cancels_is_not_sent() {
     assert_eq!(compressor.residual(0).unwrap(), [0.0, 1.0]);
     // G = [0, 0.5] with H = [-1, 0] after the residual is brought to [1, 1]: the first reaches the maximum but is 0.
     compressor.compress(&[("weight", [1.0, 0.0].as_slice().into())]).unwrap();
-    compressor.drop_step();
+    compressor.rollback();
     assert_eq!(compressor.residual(0).unwrap(), [1.0, 1.0]);
     compressor.compress(&[("weight", [-1.0, -0.5].as_slice().into())]).unwrap();
     assert!(selected(&compressor, 0).is_empty());
@@ -84,9 +84,9 @@ fn an_unused_layer_can_keep_its_residual() {
     assert_eq!(step(&mut compressor, &[0.0, -0.0, 0.0, 0.0]), [0.0; 4]);
     assert_eq!(compressor.residual(0).unwrap(), kept);
     let zeros = [0.0; 4];
-    compressor.compress_layer(0, zeros.as_slice().into(), Sending::Everything).unwrap();
+    compressor.compress_layer(0, zeros.as_slice().into(), Sending::Flush).unwrap();
     assert_eq!(sent(&compressor, 0), kept);
-    compressor.drop_step();
+    compressor.rollback();
     compressor.set_skip_unused(false);
     assert_ne!(step(&mut compressor, &zeros), zeros);
 }
@@ -106,7 +106,7 @@ fn a_selection_from_elsewhere_must_fit() {
     assert!(matches!(take(&[1.0; 3], &[]), Err(CompressError::Twice { .. })));
     assert_eq!((compressor.layer_statistics(0).bad_bins, compressor.layer_statistics(0).scale), (1, 1.0));
     assert!(compressor.commit().is_err());
-    compressor.drop_step();
+    compressor.rollback();
     let mut dense = Compressor::new(small_model(Policy::dense()));
     assert!(matches!(dense.take_selection(0, &[], &[]), Err(CompressError::NoSelection { .. })));
     assert!(matches!(dense.take_selection(9, &[], &[]), Err(CompressError::Unknown { .. })));
@@ -120,7 +120,7 @@ fn a_dropped_step_is_delayed_and_not_lost() {
     let before = compressor.residual(0).unwrap().to_vec();
     let gradient = random.gradient(300);
     compressor.compress(&[("weight", gradient.as_slice().into())]).unwrap();
-    compressor.drop_step();
+    compressor.rollback();
     let expected: Vec<f32> = before.iter().zip(&gradient).map(|(r, dw)| r + dw).collect();
     assert_eq!(bits(compressor.residual(0).unwrap()), bits(&expected));
 }
@@ -138,7 +138,7 @@ fn a_bad_gradient_does_no_harm() {
         assert!(!compressor.is_finite());
         let refused = compressor.commit().unwrap_err();
         assert_eq!(refused, CompressError::NonFinite { parameters: vec!["weight".to_owned()] });
-        compressor.drop_step();
+        compressor.rollback();
         let expected: Vec<f32> =
             (0..300).map(|i| if i / 50 == 120 / 50 { before[i] } else { before[i] + gradient[i] }).collect();
         assert_eq!(bits(compressor.residual(0).unwrap()), bits(&expected));
@@ -158,7 +158,7 @@ fn a_bad_dense_gradient_is_found_too() {
         gradients[1][3] = f32::NAN;
         compressor.compress(&named(&layout, &gradients)).unwrap();
         assert!(!compressor.is_finite());
-        compressor.drop_step();
+        compressor.rollback();
         let fc = compressor.residual(1).map(<[f32]>::to_vec);
         assert!(fc.is_none_or(|residual| residual.iter().all(|&r| r == 0.0)));
     }
@@ -198,7 +198,7 @@ fn what_is_refused_leaves_residuals_untouched() {
     }
     compressor.compress(&all).unwrap();
     assert_eq!(compressor.compress(&all).unwrap_err(), CompressError::Open);
-    compressor.drop_step();
+    compressor.rollback();
 }
 
 #[test]
@@ -209,13 +209,13 @@ fn a_step_must_be_open_and_complete() {
     let mut frame = Vec::new();
     assert_eq!(compressor.commit(), Err(CompressError::NotOpen));
     assert_eq!(compressor.encode(Codec::Rice, 0, 0, &mut frame), Err(CompressError::NotOpen));
-    compressor.compress_layer(1, gradients[1].as_slice().into(), Sending::Selected).unwrap();
+    compressor.compress_layer(1, gradients[1].as_slice().into(), Sending::Compressed).unwrap();
     let missing = CompressError::Missing { parameters: vec!["conv.weight".to_owned(), "fc.bias".to_owned()] };
     assert_eq!(compressor.encode(Codec::Rice, 0, 0, &mut frame), Err(missing));
     assert!(matches!(compressor.save(0, 1, 0), Err(StateError::Open)));
-    let again = compressor.compress_layer(1, gradients[1].as_slice().into(), Sending::Selected);
+    let again = compressor.compress_layer(1, gradients[1].as_slice().into(), Sending::Compressed);
     assert_eq!(again, Err(CompressError::Twice { parameter: "fc.weight".to_owned() }));
-    assert!(compressor.compress_layer(3, gradients[1].as_slice().into(), Sending::Selected).is_err());
+    assert!(compressor.compress_layer(3, gradients[1].as_slice().into(), Sending::Compressed).is_err());
     for layers in [&[1, 0][..], &[1, 1], &[3]] {
         let refused = compressor.encode_layers(Codec::Rice, 0, 0, layers, &mut frame);
         assert!(matches!(refused, Err(CompressError::Layers { count: 3, .. })));
@@ -234,7 +234,7 @@ fn layers_in_any_order_give_the_same_as_all_at_once() {
         let gradients = gradients(&layout, &mut random);
         whole.compress(&named(&layout, &gradients)).unwrap();
         for layer in [2, 0, 1] {
-            parts.compress_layer(layer, gradients[layer].as_slice().into(), Sending::Selected).unwrap();
+            parts.compress_layer(layer, gradients[layer].as_slice().into(), Sending::Compressed).unwrap();
         }
         whole.encode(Codec::Rice, 0, number, &mut frame_a).unwrap();
         parts.encode(Codec::Rice, 0, number, &mut frame_b).unwrap();
@@ -307,13 +307,13 @@ fn sending_everything_empties_the_residual() {
     let expected: Vec<f32> = before.iter().zip(&gradient).map(|(r, dw)| r + dw).collect();
     for commit in [false, true] {
         let mut compressor = compressor.clone();
-        compressor.compress_layer(0, gradient.as_slice().into(), Sending::Everything).unwrap();
+        compressor.compress_layer(0, gradient.as_slice().into(), Sending::Flush).unwrap();
         assert_eq!(sent(&compressor, 0), expected);
         if commit {
             compressor.commit().unwrap();
             assert_eq!(compressor.residual(0).unwrap(), [0.0; 300]);
         } else {
-            compressor.drop_step();
+            compressor.rollback();
             assert_eq!(compressor.residual(0).unwrap(), expected);
         }
     }
@@ -323,9 +323,9 @@ fn sending_everything_empties_the_residual() {
 fn sending_everything_spares_the_finite_bins_of_a_bad_gradient() {
     let mut compressor = Compressor::new(one_layer(8, 4));
     let gradient = [f32::NAN, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
-    compressor.compress_layer(0, gradient.as_slice().into(), Sending::Everything).unwrap();
+    compressor.compress_layer(0, gradient.as_slice().into(), Sending::Flush).unwrap();
     assert!(!compressor.is_finite());
-    compressor.drop_step();
+    compressor.rollback();
     assert_eq!(compressor.residual(0).unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
 }
 

@@ -31,7 +31,7 @@ impl Random {
 
 /// One layer with bins of this length.
 pub(crate) fn one_layer(elements: usize, bin: u32) -> Arc<Layout> {
-    let policy = Policy::adacomp().name("*", Treatment::Bins(bin));
+    let policy = Policy::adacomp().for_name("*", Treatment::Bins(bin));
     Arc::new(policy.layout([Parameter::new("weight", &[elements])]).expect("a valid layout"))
 }
 

@@ -44,8 +44,8 @@ pub(crate) fn crc32(bytes: &[u8]) -> u32 {
 /// What reading a frame says, which is also what checking it for an average says.
 fn decode(bytes: &[u8], layout: &Layout) -> Result<Header, DecodeError> {
     let mut frame = Frame::default();
-    let result = frame.decode(bytes, layout, Expected::Whole);
-    let checked = Averager::new(layout.clone()).check(3, &[bytes], Expected::Whole);
+    let result = frame.decode(bytes, layout, Expected::All);
+    let checked = Averager::new(layout.clone()).check(3, &[bytes], Expected::All);
     match checked {
         Err(AverageError::Frame { cause, .. }) => assert_eq!(result, Err(cause)),
         _ => assert!(result.is_ok(), "{checked:?}"),
@@ -208,7 +208,7 @@ fn frames_of_some_layers_are_told_from_whole_ones() {
         assert_eq!(Some(packet), compressor.packet(layer));
     }
     for (bytes, expected) in [
-        (&part, Expected::Whole),
+        (&part, Expected::All),
         (&part, Expected::Layers(&[0, 1])),
         (&part, Expected::Layers(&[0])),
         (&whole, Expected::Layers(&[0, 2])),

@@ -11,7 +11,7 @@ impl Protocol {
     /// All that a learner has of a layer that is compressed: its gradient, its residual and, because the sum over learners will be
     /// divided by their number, so many times what it keeps as an owner. Whether it is finite; if not, nothing is written. The step
     /// is open from then on, and [`Protocol::end_elsewhere`] ends it. For a layer that is sent whole in any case it is an error.
-    pub fn everything(
+    pub fn flush(
         &mut self,
         learner: usize,
         layer: usize,
@@ -26,7 +26,7 @@ impl Protocol {
                 CompressError::Unknown { parameter: format!("number {layer} with a residual") }.into()
             );
         }
-        compressor.compress_layer(layer, gradient, Sending::Everything)?;
+        compressor.compress_layer(layer, gradient, Sending::Flush)?;
         if compressor.layer_statistics(layer).bad_bins > 0 {
             return Ok(false);
         }
@@ -35,7 +35,7 @@ impl Protocol {
         }
         if let Some(owner) = self.owner(learner) {
             let owned = &mut output[share(&layout, layer, learner, learners)];
-            owner.compress_layer(layer, vec![0.0; owned.len()].as_slice().into(), Sending::Everything)?;
+            owner.compress_layer(layer, vec![0.0; owned.len()].as_slice().into(), Sending::Flush)?;
             if let Some(Packet::Dense(values)) = owner.packet(layer) {
                 owned.iter_mut().zip(values).for_each(|(sum, kept)| *sum += learners as f32 * kept);
             }
@@ -67,10 +67,10 @@ impl Protocol {
     pub fn end_elsewhere(&mut self, arrived: bool) -> Result<(), ExchangeError> {
         for learner in self.hosted() {
             if let Some(compressor) = self.compressor(learner).filter(|compressor| compressor.is_open()) {
-                if arrived { compressor.commit()? } else { compressor.drop_step() }
+                if arrived { compressor.commit()? } else { compressor.rollback() }
             }
             if let Some(owner) = self.owner(learner).filter(|owner| owner.is_open()) {
-                if arrived { owner.commit()? } else { owner.drop_step() }
+                if arrived { owner.commit()? } else { owner.rollback() }
             }
         }
         self.set_step(self.step() + 1);

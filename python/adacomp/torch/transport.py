@@ -2,7 +2,7 @@
 
 Process groups move tensors of equal size, messages have any. So each message travels in a row with a header, of a capacity that
 all learners know: it follows from the longest messages of the last times. Only if a message is longer is there a second round,
-for the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
+for the rest of all; headers say so to everybody. A round is thus one transport nearly always, and padding is a few percent.
 """
 
 import uuid
@@ -27,7 +27,7 @@ REMEMBERED = 8
 
 @dataclass
 class _Round:
-    to_all: bool
+    all_gather: bool
     position: int
     capacity: int
     # What is behind the capacity, for a second round.
@@ -38,7 +38,7 @@ class _Round:
     incoming: torch.Tensor
 
 
-class Collective:
+class Transport:
     """Carries bytes; used by one thread at a time. Rounds are started and finished in the same order on all learners."""
 
     def __init__(self, group, limit: timedelta):
@@ -54,7 +54,7 @@ class Collective:
 
     @classmethod
     def between(cls, group, device, limit=None):
-        """A collective for the learners of a process group, which all must make.
+        """A transport for the learners of a process group, which all must make.
 
         It has a Gloo group of its own, whatever the other is, so that no order has to be kept with anybody else's collectives;
         messages are in the processor's memory anyway. It is made without ``dist.new_group``: if some processes call that and
@@ -81,13 +81,13 @@ class Collective:
         """The rounds that follow are counted from 0 again."""
         self._position = 0
 
-    def start_to_all(self, message):
+    def start_all_gather(self, message):
         self._start([message], True)
 
-    def start_to_each(self, messages):
+    def start_all_to_all(self, messages):
         self._start(messages, False)
 
-    def to_all(self, message):
+    def all_gather(self, message):
         """A round of its own, aside from those of a step: all learners' messages."""
         self._start([message], True, ASIDE)
         return [each.tobytes() for each in self.finish()]
@@ -104,13 +104,13 @@ class Collective:
             rows = numpy.zeros((len(oldest.rests), longest - oldest.capacity), numpy.uint8)
             for row, rest in zip(rows, oldest.rests):
                 row[: len(rest)] = numpy.frombuffer(rest, numpy.uint8)
-            work, _, incoming = self._move(rows, oldest.to_all)
+            work, _, incoming = self._move(rows, oldest.all_gather)
             parts.append(self._rows(work, incoming))
         self._longest[oldest.position].append(longest)
         whole = numpy.concatenate(parts, axis=1) if len(parts) > 1 else fronts
         return [row[:length] for row, length in zip(whole, lengths)]
 
-    def _start(self, messages, to_all, position=None):
+    def _start(self, messages, all_gather, position=None):
         if position is None:
             position, self._position = self._position, self._position + 1
         capacity = _capacity(max(self._longest[position], default=0))
@@ -123,16 +123,16 @@ class Collective:
             front = numpy.frombuffer(message, numpy.uint8)[:capacity]
             row[HEADER : HEADER + len(front)] = front
         rests = [message[capacity:] for message in messages]
-        work, outgoing, incoming = self._move(rows, to_all)
-        self._pending.append(_Round(to_all, position, capacity, rests, work, outgoing, incoming))
+        work, outgoing, incoming = self._move(rows, all_gather)
+        self._pending.append(_Round(all_gather, position, capacity, rests, work, outgoing, incoming))
 
-    def _move(self, rows, to_all):
+    def _move(self, rows, all_gather):
         """Starts to move rows: one to all learners, or one to each."""
         width = rows.shape[1]
         outgoing = torch.from_numpy(rows).reshape(-1)
         incoming = torch.empty(self.learners * width, dtype=torch.uint8)
         self.sent += (self.learners - 1) * width
-        if to_all:
+        if all_gather:
             return self._group._allgather_base(incoming, outgoing), outgoing, incoming
         return self._group.alltoall_base(incoming, outgoing, [], []), outgoing, incoming
 

@@ -3,26 +3,26 @@
 import torch
 import torch.distributed as dist
 
-from adacomp.torch.collective import ASIDE, HEADER, REMEMBERED, Collective
+from adacomp.torch.transport import ASIDE, HEADER, REMEMBERED, Transport
 
 
 def rows(lengths):
     """The bytes of a row at each of these lengths, of which learner 1's messages have twice as much."""
-    collective = Collective.between(dist.group.WORLD, torch.device("cpu"))
+    transport = Transport.between(dist.group.WORLD, torch.device("cpu"))
     learner, sent = dist.get_rank(), []
     for step, length in enumerate(lengths):
-        before = collective.sent
-        collective.begin_step()
-        collective.start_to_all(bytes([step]) * (length * (1 + learner)))
-        messages = collective.finish()
+        before = transport.sent
+        transport.begin_step()
+        transport.start_all_gather(bytes([step]) * (length * (1 + learner)))
+        messages = transport.finish()
         assert [len(message) for message in messages] == [length, 2 * length]
         assert all(set(message) == {step} for message in messages)
-        sent.append(collective.sent - before)
+        sent.append(transport.sent - before)
         # A round aside does not take a step's rows, nor leave its own.
-        before = collective.sent
-        assert collective.to_all(b"aside") == [b"aside"] * 2
-        assert collective.sent - before <= 2 * (HEADER + 5)
-    assert list(collective._longest) == [0, ASIDE]
+        before = transport.sent
+        assert transport.all_gather(b"aside") == [b"aside"] * 2
+        assert transport.sent - before <= 2 * (HEADER + 5)
+    assert list(transport._longest) == [0, ASIDE]
     return sent
 
 
