@@ -4,7 +4,7 @@
 //! gets past them.
 #![no_main]
 
-use adacomp::{AverageError, Averager, Expected, Frame, FrameWriter, Header, Layout, Parameter, Policy};
+use adacomp::{AverageError, Averager, Frame, FrameWriter, Header, Layout, Parameter, Policy};
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;
 
@@ -29,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((&policy, bytes)) = data.split_first() else { return };
     KEPT.with_borrow_mut(|(layouts, frame, again)| {
         let layout = &layouts[policy as usize % layouts.len()];
-        let _ = frame.decode(bytes, layout, Expected::All);
+        let _ = frame.decode(bytes, layout);
         if bytes.len() < Header::LENGTH + 4 {
             return;
         }
@@ -39,11 +39,11 @@ fuzz_target!(|data: &[u8]| {
         let checksum = crc32fast::hash(&bytes[..end]);
         bytes[end..].copy_from_slice(&checksum.to_le_bytes());
 
-        let decoded = frame.decode(&bytes, layout, Expected::All);
+        let decoded = frame.decode(&bytes, layout);
         let mut averager = Averager::new(layout.clone());
         let step = decoded.as_ref().map_or(0, |header| header.step);
-        match averager.check(step, &[&bytes], Expected::All) {
-            Err(AverageError::Frame { cause, .. }) => assert_eq!(decoded, Err(cause)),
+        match averager.check(step, &[&bytes]) {
+            Err(AverageError::Frame { source, .. }) => assert_eq!(decoded, Err(source)),
             _ => assert!(decoded.is_ok()),
         }
         let Ok(header) = decoded else { return };
@@ -61,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
             writer.section(layer, packet);
         }
         writer.finish();
-        assert_eq!(again.decode(&written, layout, Expected::All), Ok(header));
+        assert_eq!(again.decode(&written, layout), Ok(header));
         assert!(frame.packets().eq(again.packets()));
         assert!(written.len() <= bytes.len(), "a frame that is longer than it needs to be was accepted");
     });

@@ -18,7 +18,7 @@ class ExchangeError(RuntimeError):
 class Layout:
     """The parameters of a model in a fixed order, and how the gradient of each travels.
 
-    A parameter is its name, shape and kind; without a kind, two dimensions are a matrix and more a convolution kernel. The
+    A parameter is its name, shape and kind; without a kind, two or three dimensions are a matrix and more a convolution kernel. The
     defaults are the paper's: bins of 50 for kernels and of 500 for matrices, vectors and tensors of fewer than 1,024 elements
     dense. ``names`` are patterns and their treatments, of which the last that matches wins.
     """
@@ -44,6 +44,9 @@ class Layout:
     @property
     def fingerprint(self) -> int: ...
     def __len__(self) -> int: ...
+
+def kind(dimensions: int, in_convolution: bool) -> Kind:
+    """Returns the kind of a parameter, from its number of dimensions and whether it belongs to a convolution."""
 
 class Compressor:
     """Compresses the gradients of one model on one learner, and keeps what was not sent.

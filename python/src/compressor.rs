@@ -3,7 +3,7 @@
 use crate::buffers::{Floats, bytes, f32_array};
 use crate::layout::Layout;
 use crate::refused;
-use adacomp::{Codec, Sending};
+use adacomp::{Codec, Sending, UnknownName};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -69,7 +69,7 @@ impl Compressor {
     fn encode<'py>(
         &mut self,
         py: Python<'py>,
-        learner: u32,
+        learner: usize,
         step: u64,
         codec: &str,
     ) -> PyResult<Bound<'py, PyBytes>> {
@@ -146,7 +146,5 @@ pub(crate) fn layer_statistics<'py>(
 }
 
 pub(crate) fn read_codec(name: &str) -> PyResult<Codec> {
-    let codecs = [Codec::Rice, Codec::Paper];
-    let codec = codecs.into_iter().find(|codec| codec.name() == name);
-    codec.ok_or_else(|| refused(format!("codec `{name}`; expected rice or paper")))
+    name.parse().map_err(refused::<UnknownName>)
 }

@@ -7,18 +7,17 @@ use crate::compressor::{layer_statistics, read_codec};
 use crate::layout::Layout;
 use crate::saved::{Arrays, file, tensors};
 use crate::{ExchangeError, refused};
-use adacomp::{Compressor, Outcome, SavedBy, Selected};
+use adacomp::{Compressor, Outcome, SavedBy, Selected, UnknownName};
 use adacomp_exchange::{LearnerState, Options, Strategy, Transport, Writing};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 pub(crate) fn read_strategy(name: &str) -> PyResult<Strategy> {
-    let strategy = Strategy::ALL.into_iter().find(|strategy| strategy.name() == name);
-    strategy.ok_or_else(|| refused(format!("strategy `{name}`; expected gather, reduce or sharded")))
+    name.parse().map_err(refused::<UnknownName>)
 }
 
 /// The learner whose gradient is not finite, if the step was dropped for that.
-pub(crate) fn non_finite(outcome: Outcome) -> Option<u32> {
+pub(crate) fn non_finite(outcome: Outcome) -> Option<usize> {
     match outcome {
         Outcome::Averaged => None,
         Outcome::NonFinite { learner } => Some(learner),
@@ -129,7 +128,7 @@ impl Exchange {
         &mut self,
         py: Python<'_>,
         buckets: Vec<(Bound<'_, PyAny>, Vec<usize>)>,
-    ) -> PyResult<Option<u32>> {
+    ) -> PyResult<Option<usize>> {
         let layout = self.layout();
         let bucket =
             |(bucket, layers): &(_, Vec<usize>)| Bucket::new(Floats::get_mut(bucket)?, layout, layers);

@@ -3,7 +3,7 @@
 use crate::buffers::{Floats, array, bytes, f32_array};
 use crate::layout::Layout;
 use crate::refused;
-use adacomp::{Averager, Expected, Outcome, Packet};
+use adacomp::{Averager, Outcome, Packet};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::Arc;
@@ -22,13 +22,13 @@ impl Frame {
     fn new(py: Python<'_>, data: &Bound<'_, PyAny>, layout: &Layout) -> PyResult<Self> {
         let (data, layout) = (bytes(data)?, layout.0.clone());
         let mut frame = adacomp::Frame::default();
-        py.detach(|| frame.decode(&data, &layout, Expected::All).map(drop)).map_err(refused)?;
+        py.detach(|| frame.decode(&data, &layout).map(drop)).map_err(refused)?;
         Ok(Self { layout, frame })
     }
 
     /// The learner that sent it.
     #[getter]
-    fn learner(&self) -> Option<u32> {
+    fn learner(&self) -> Option<usize> {
         self.frame.header().map(|header| header.learner)
     }
 
@@ -87,7 +87,7 @@ pub(crate) fn average(
     step: u64,
     frames: Vec<Bound<'_, PyAny>>,
     output: &Bound<'_, PyDict>,
-) -> PyResult<Option<u32>> {
+) -> PyResult<Option<usize>> {
     let frames = frames.iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
     let mut outputs =
         layout.0.layers().iter().map(|layer| output_of(output, layer)).collect::<PyResult<Vec<_>>>()?;

@@ -1,7 +1,7 @@
 //! Parameters and their treatments.
 
 use crate::refused;
-use adacomp::{Kind, Parameter, Policy, Scale, Treatment};
+use adacomp::{Kind, Parameter, Policy, Treatment, UnknownName};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -25,8 +25,7 @@ impl Layout {
         scale: &str,
         names: Vec<(String, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
-        let scale = Scale::named(scale)
-            .ok_or_else(|| refused(format!("scale `{scale}`; expected mean or clamped")))?;
+        let scale = scale.parse().map_err(refused::<UnknownName>)?;
         let mut policy =
             Policy::adacomp().min_elements(min_elements).soft_threshold(soft_threshold).scale(scale);
         for (kind, given) in [(Kind::Conv, conv), (Kind::Matrix, matrix), (Kind::Vector, vector)] {
@@ -40,9 +39,7 @@ impl Layout {
         let parameters = parameters.into_iter().map(|(name, shape, kind)| {
             let parameter = Parameter::new(name, &shape);
             let Some(given) = kind else { return Ok(parameter) };
-            let kind = Kind::ALL.into_iter().find(|kind| kind.name() == given);
-            let unknown = || refused(format!("kind `{given}`; expected conv, matrix or vector"));
-            Ok(parameter.with_kind(kind.ok_or_else(unknown)?))
+            Ok(parameter.with_kind(given.parse().map_err(refused::<UnknownName>)?))
         });
         let parameters = parameters.collect::<PyResult<Vec<_>>>()?;
         Ok(Self(Arc::new(policy.layout(parameters).map_err(refused)?)))
@@ -63,12 +60,9 @@ impl Layout {
     /// For each parameter the number of elements of a bin, `dense`, `half` or `top-k P`.
     #[getter]
     fn treatments(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
-        let text = |text: &str| Ok(text.into_pyobject(py)?.into_any().unbind());
         let treatment = |treatment| match treatment {
             Treatment::Bins(bin) => Ok(bin.into_pyobject(py)?.into_any().unbind()),
-            Treatment::Dense => text("dense"),
-            Treatment::Half => text("half"),
-            Treatment::TopK(percent) => text(&format!("top-k {percent}")),
+            other => Ok(other.to_string().into_pyobject(py)?.into_any().unbind()),
         };
         self.0.layers().iter().map(|layer| treatment(layer.treatment)).collect()
     }
@@ -97,21 +91,16 @@ impl Layout {
 
 /// A treatment as Python says it.
 fn treatment(given: &Bound<'_, PyAny>) -> PyResult<Treatment> {
-    let wrong = || {
-        refused(format!(
-            "treatment {given:?}; expected the number of elements of a bin, \"dense\", \"half\" or \"top-k 1.0\""
-        ))
-    };
     if let Ok(bin) = given.extract::<u32>() {
         return Ok(Treatment::Bins(bin));
     }
-    let text: String = given.extract().map_err(|_| wrong())?;
-    match text.as_str() {
-        "dense" => Ok(Treatment::Dense),
-        "half" => Ok(Treatment::Half),
-        other => {
-            let percent = other.strip_prefix("top-k ").and_then(|percent| percent.parse().ok());
-            percent.map(Treatment::TopK).ok_or_else(wrong)
-        }
-    }
+    // What is neither a number of elements nor a text is refused as the text that Python shows for it.
+    let text = given.extract().unwrap_or_else(|_| format!("{given:?}"));
+    text.parse().map_err(refused::<UnknownName>)
+}
+
+/// The kind of a parameter: `conv`, `matrix` or `vector`, from its number of dimensions and whether it is a convolution's.
+#[pyfunction]
+pub(crate) fn kind(dimensions: usize, in_convolution: bool) -> String {
+    Kind::of(dimensions, in_convolution).to_string()
 }

@@ -63,7 +63,7 @@ impl Learners {
 
     /// Ends the step, which all learners have given: writes the averaged gradient into a float32 buffer for each parameter. None
     /// if it did; otherwise the number of a learner whose gradient is not finite, and the step is dropped.
-    fn finish(&mut self, py: Python<'_>, output: Vec<Bound<'_, PyAny>>) -> PyResult<Option<u32>> {
+    fn finish(&mut self, py: Python<'_>, output: Vec<Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
         let mut output = output.iter().map(Floats::get_mut).collect::<PyResult<Vec<_>>>()?;
         let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
         py.detach(|| self.0.finish(&mut slices)).map(non_finite).map_err(failed)

@@ -22,7 +22,7 @@ pyo3::create_exception!(
 );
 
 /// Any error of the core as [`Error`].
-fn refused(error: impl std::fmt::Display) -> PyErr {
+fn refused<E: std::fmt::Display>(error: E) -> PyErr {
     Error::new_err(error.to_string())
 }
 
@@ -31,6 +31,6 @@ mod _native {
     #[pymodule_export]
     use super::{
         Error, ExchangeError, compressor::Compressor, exchange::Exchange, frame::Frame, frame::average,
-        layout::Layout, learners::Learners,
+        layout::Layout, layout::kind, learners::Learners,
     };
 }

@@ -108,7 +108,7 @@ pub fn average_statistics<C: Transport>(
     }
     let bytes =
         |tensors: &Vec<Vec<f32>>| tensors.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
-    let failed = |cause| ExchangeError::Transport { step: 0, cause };
+    let failed = |source| ExchangeError::Transport { step: 0, source };
     let all = transport.all_gather(own.iter().map(bytes).collect()).map_err(failed)?;
     let mut sums = vec![0.0f64; expected / 4];
     for (learner, bytes) in all.iter().enumerate() {

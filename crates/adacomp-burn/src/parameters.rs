@@ -8,8 +8,8 @@ use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
 
 /// The parameters that are trained, in the module's order.
 ///
-/// A parameter's name is its path in the module. One that belongs to a convolution is a [`Kind::Conv`]; else its dimensions
-/// tell: one is a [`Kind::Vector`], more a [`Kind::Matrix`].
+/// A parameter's name is its path in the module. Its kind follows from [`Kind::of`]: whether it belongs to a convolution,
+/// and its number of dimensions.
 pub fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
     inventory(model, true)
 }
@@ -72,11 +72,7 @@ impl ModuleVisitor for Inventory {
         if param.is_require_grad() != self.trained {
             return;
         }
-        let kind = match D {
-            0 | 1 => Kind::Vector,
-            _ if self.path.is_in_convolution() => Kind::Conv,
-            _ => Kind::Matrix,
-        };
+        let kind = Kind::of(D, self.path.is_in_convolution());
         self.found.push(Parameter::new(self.path.name(), &param.lazy_shape()).with_kind(kind));
     }
 }

@@ -62,11 +62,19 @@ fn main() -> ExitCode {
         Ok(End::Done) => ExitCode::SUCCESS,
         Ok(End::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            // One line, from the general to the particular.
-            note!("error: {error:#}");
+            note!("error: {}", one_line(&error));
             ExitCode::from(CANNOT)
         }
     }
+}
+
+/// An error and its sources in one line, from the general to the particular. Some errors say what their source says.
+fn one_line(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |line, text| match line.contains(&text) {
+        true => line,
+        false if line.is_empty() => text,
+        false => format!("{line}: {text}"),
+    })
 }
 
 /// Help where it was asked for; else what is wrong with the command line, in one line as all errors.

@@ -93,7 +93,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     let each = (steps * learners) as u64;
     let limit = median(&mut limits);
     let mut fields = vec![
-        ("strategy", text(strategy.name())),
+        ("strategy", text(&strategy.to_string())),
         ("learners", learners.to_string()),
         ("bytes_sent", (sent / each).to_string()),
         ("bytes_received", (received / each).to_string()),

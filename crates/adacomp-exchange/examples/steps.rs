@@ -69,8 +69,8 @@ fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String>
         let number = |text: String| text.parse::<u64>().map_err(|_| format!("`{text}` is not a number"));
         match argument.as_str() {
             "--strategy" => {
-                let name = value()?;
-                settings.strategies.retain(|strategy| strategy.name() == name);
+                settings.strategies =
+                    vec![value()?.parse().map_err(|error: adacomp::UnknownName| error.to_string())?];
             }
             "--steps" => settings.steps = number(value()?)?,
             "--elements" => settings.elements = number(value()?)? as usize,
@@ -230,13 +230,11 @@ fn steps<C: Transport>(
         }
         lines += &format!(
             "{} learner {learner} gradients {:016x} residuals {:016x}\n",
-            strategy.name(),
-            checksum.0,
-            residuals.0
+            strategy, checksum.0, residuals.0
         );
     }
     if settings.steps > 0 && std::env::var_os("ADACOMP_SHOW_TRAFFIC").is_some() {
-        lines += &format!("{} {} sent {traffic}\n", strategy.name(), hosted.start);
+        lines += &format!("{} {} sent {traffic}\n", strategy, hosted.start);
     }
     print!("{lines}");
     Ok(exchange.into_transport().inner)
@@ -251,7 +249,7 @@ struct StateFiles<'a> {
 
 impl StateFiles<'_> {
     fn path(&self, learner: usize, step: u64, what: &str) -> PathBuf {
-        self.folder.join(format!("{}-{learner}-{step}.{what}.safetensors", self.strategy.name()))
+        self.folder.join(format!("{}-{learner}-{step}.{what}.safetensors", self.strategy))
     }
 
     /// Loads the newest step that all learners have.

@@ -13,18 +13,19 @@ pub(crate) fn describe(layout: &Layout, options: Options, learners: usize) -> Ve
         format!("protocol version: {VERSION}"),
         format!("frame version: {}", adacomp::VERSION),
         format!("number of learners: {learners}"),
-        format!("strategy: {}", strategy.name()),
-        format!("codec: {}", codec.name()),
+        format!("strategy: {strategy}"),
+        format!("codec: {codec}"),
         format!("elements of a group: {group}"),
         format!("divisor of owners' bins: {owner_divisor}"),
         format!("soft-threshold factor: {}", layout.soft_threshold()),
-        format!("scale: {}", layout.scale().name()),
+        format!("scale: {}", layout.scale()),
         format!("number of parameters: {}", layout.len()),
     ];
     for (number, layer) in layout.layers().iter().enumerate() {
         // A name may have line ends of its own, which must not look like ours.
         let name = layer.name().escape_debug();
-        lines.push(format!("parameter {number}: `{name}` {:?}, {}", layer.parameter.shape, layer.treatment));
+        lines
+            .push(format!("parameter {number}: `{name}` {:?}, {:#}", layer.parameter.shape, layer.treatment));
     }
     lines.push(format!("layout fingerprint: {:016x}", layout.fingerprint()));
     lines.join("\n").into_bytes()

@@ -1,5 +1,6 @@
 //! What can go wrong between learners.
 
+use crate::strategy::Strategy;
 use adacomp::{AverageError, CompressError, DecodeError, StateError};
 use std::time::Duration;
 use thiserror::Error;
@@ -155,7 +156,7 @@ pub enum ExchangeError {
     },
     /// A verdict that cannot be read: other learners may have ended the step in another way, so none can go on.
     #[error(
-        "step {step}: the verdict of learner {learner} cannot be read: {cause}; go on from the last saved state"
+        "step {step}: the verdict of learner {learner} cannot be read: {source}; go on from the last saved state"
     )]
     Verdict {
         /// The step.
@@ -163,7 +164,7 @@ pub enum ExchangeError {
         /// Whose verdict.
         learner: usize,
         /// Why.
-        cause: Cause,
+        source: Cause,
     },
     /// Gradients that are not one for each layer of each learner that is hosted here. Nothing was compressed.
     #[error("gradients {what}: {actual}, expected {expected}")]
@@ -181,15 +182,15 @@ pub enum ExchangeError {
         /// The parameter.
         parameter: String,
         /// The strategy.
-        strategy: &'static str,
+        strategy: Strategy,
     },
     /// The bytes could not be moved.
-    #[error("step {step}: {cause}")]
+    #[error("step {step}: {source}")]
     Transport {
         /// The step.
         step: u64,
         /// Why.
-        cause: TransportError,
+        source: TransportError,
     },
     /// A gradient that was refused.
     #[error(transparent)]

@@ -61,7 +61,7 @@ impl<C: Transport> Exchange<C> {
     ) -> Result<Self, ExchangeError> {
         let (learners, hosted) = (transport.learners(), transport.hosted());
         let protocol = Protocol::new(layout, options, learners, hosted.clone())?;
-        let failed = |cause| ExchangeError::Transport { step: 0, cause };
+        let failed = |source| ExchangeError::Transport { step: 0, source };
         let texts = transport.all_gather(vec![protocol.description(); hosted.len()]).map_err(failed)?;
         agreement::check(&texts)?;
         Ok(Self {
@@ -246,7 +246,7 @@ impl<C: Transport> Exchange<C> {
             let start = Instant::now();
             let taken = self.protocol.incoming(group, round, &incoming);
             self.spent.decode += start.elapsed().as_secs_f64();
-            taken.map_err(|cause| self.break_off(cause))?;
+            taken.map_err(|error| self.break_off(error))?;
             if round + 1 < self.protocol.rounds() {
                 self.start_round(group, round + 1)?;
             } else {
@@ -275,8 +275,8 @@ impl<C: Transport> Exchange<C> {
         self.spent.decode += start.elapsed().as_secs_f64();
         self.seconds = std::mem::take(&mut self.spent);
         if let Err(error @ (ExchangeError::Verdict { .. } | ExchangeError::Transport { .. })) = &outcome {
-            let cause = TransportError::Transport { transport: "exchange", reason: error.to_string() };
-            self.broken = Some((self.protocol.step(), cause));
+            let source = TransportError::Transport { transport: "exchange", reason: error.to_string() };
+            self.broken = Some((self.protocol.step(), source));
         }
         outcome
     }
@@ -290,28 +290,28 @@ impl<C: Transport> Exchange<C> {
     }
 
     fn start(&mut self, outgoing: Outgoing) -> Result<(), ExchangeError> {
-        self.transport.start(outgoing).map_err(|cause| self.break_off(cause))
+        self.transport.start(outgoing).map_err(|error| self.break_off(error))
     }
 
     fn wait(&mut self) -> Result<Incoming, ExchangeError> {
         let start = Instant::now();
         let incoming = self.transport.finish();
         self.spent.wait += start.elapsed().as_secs_f64();
-        incoming.map_err(|cause| self.break_off(cause))
+        incoming.map_err(|error| self.break_off(error))
     }
 
     /// The learners have lost each other: what was selected goes back into the residuals, and nothing more can be done here.
-    fn break_off(&mut self, cause: TransportError) -> ExchangeError {
+    fn break_off(&mut self, source: TransportError) -> ExchangeError {
         let step = self.protocol.step();
         self.protocol.rollback();
         self.under_way.clear();
-        self.broken = Some((step, cause.clone()));
-        ExchangeError::Transport { step, cause }
+        self.broken = Some((step, source.clone()));
+        ExchangeError::Transport { step, source }
     }
 
     fn check_alive(&self) -> Result<(), ExchangeError> {
         match &self.broken {
-            Some((step, cause)) => Err(ExchangeError::Transport { step: *step, cause: cause.clone() }),
+            Some((step, source)) => Err(ExchangeError::Transport { step: *step, source: source.clone() }),
             None => Ok(()),
         }
     }

@@ -4,7 +4,7 @@ use crate::error::Cause;
 use crate::member::Member;
 use crate::setting::Setting;
 use crate::strategy::{Addressing, Fault, Rounds};
-use adacomp::{AverageError, Averager, Expected, Outcome};
+use adacomp::{AverageError, Averager, Outcome};
 
 #[derive(Default)]
 pub(crate) struct Gather {
@@ -22,7 +22,7 @@ impl Rounds for Gather {
     }
 
     fn send(&mut self, setting: &Setting<'_>, member: &mut Member, receiver: usize, message: &mut Vec<u8>) {
-        let (compressor, learner) = (&mut member.compressor, member.learner as u32);
+        let (compressor, learner) = (&mut member.compressor, member.learner);
         compressor
             .encode_layers(setting.codec, learner, setting.step, setting.layers, message)
             .expect("all layers of a group are given before its first round");
@@ -41,7 +41,7 @@ impl Rounds for Gather {
     ) -> Result<Option<usize>, Fault> {
         let Some(first) = members.first() else { return Ok(None) };
         let averager = self.averager.get_or_insert_with(|| Averager::new(first.compressor.layout().clone()));
-        let outcome = averager.check(setting.step, contents, Expected::Layers(setting.layers));
+        let outcome = averager.check_layers(setting.step, contents, setting.layers);
         match outcome {
             Ok(Outcome::Averaged) => {
                 for (sender, layer, bytes) in averager.sections() {
@@ -51,7 +51,7 @@ impl Rounds for Gather {
                 }
                 Ok(None)
             }
-            Ok(Outcome::NonFinite { learner }) => Ok(Some(learner as usize)),
+            Ok(Outcome::NonFinite { learner }) => Ok(Some(learner)),
             Err(error) => {
                 let sender = match error {
                     AverageError::Frame { learner, .. } | AverageError::Step { learner, .. } => learner,
@@ -59,10 +59,10 @@ impl Rounds for Gather {
                     _ => 0,
                 };
                 let cause = match error {
-                    AverageError::Frame { cause, .. } => Cause::Contents(cause),
+                    AverageError::Frame { source, .. } => Cause::Contents(source),
                     AverageError::Step { expected, actual, .. } => Cause::Step { expected, actual },
                     AverageError::Learner { actual, .. } => {
-                        Cause::Misrouted { sender: actual as usize, receiver: None }
+                        Cause::Misrouted { sender: actual, receiver: None }
                     }
                     other => Cause::Frame(other),
                 };

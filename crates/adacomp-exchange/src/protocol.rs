@@ -14,6 +14,7 @@ use crate::member::Member;
 use crate::options::Options;
 use crate::strategy::{Rounds, Strategy};
 use crate::traffic::Traffic;
+use adacomp::internal::check_ascending;
 use adacomp::{
     AverageError, CompressError, Compressor, Gradient, Layer, Layout, Selected, Sending, Treatment,
 };
@@ -64,7 +65,7 @@ impl Protocol {
             (strategy, layout.layers().iter().find(is_top_k))
         {
             let parameter = layer.name().to_owned();
-            return Err(ExchangeError::Treatment { parameter, strategy: strategy.name() });
+            return Err(ExchangeError::Treatment { parameter, strategy });
         }
         let members = hosted.clone().zip(0..);
         let members =
@@ -147,7 +148,7 @@ impl Protocol {
             assert!(!self.is_open(), "a gradient has been given already");
             (self.as_given, self.in_use) = (true, 0);
         }
-        self.layout.check_ascending(layers)?;
+        check_ascending(&self.layout, layers)?;
         let taken = |layer| self.groups[..self.in_use].iter().any(|group| group.layers.contains(layer));
         if let Some(&layer) = layers.iter().find(|layer| taken(layer)) {
             return Err(CompressError::Twice { parameter: self.layout[layer].name().to_owned() });

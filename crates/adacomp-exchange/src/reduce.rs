@@ -5,8 +5,8 @@ use crate::member::Member;
 use crate::strategy::{Addressing, Fault};
 use crate::sums::{add_signs, decode_sums, encode_sums};
 use crate::values::{read_scale, slot, write_values};
-use adacomp::codec::{decode_range, encode_range};
-use adacomp::{DecodeError, Packet, Selected, write_blocks};
+use adacomp::internal::{decode_range, encode_range, write_blocks};
+use adacomp::{DecodeError, Packet, Selected};
 
 #[derive(Default)]
 pub(crate) struct Reduce {

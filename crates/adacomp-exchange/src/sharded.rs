@@ -4,8 +4,8 @@ use crate::layers::{LayerRounds, Place};
 use crate::member::Member;
 use crate::strategy::{Addressing, Fault};
 use crate::values::{read_scale, slot, write_values};
-use adacomp::codec::{decode_range, encode_range};
-use adacomp::{DecodeError, Packet, Selected, Sending, Sparse, write_blocks};
+use adacomp::internal::{decode_range, encode_range, write_blocks};
+use adacomp::{DecodeError, Packet, Selected, Sending, Sparse};
 use std::ops::Range;
 
 #[derive(Default)]

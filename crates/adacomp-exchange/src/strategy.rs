@@ -8,9 +8,12 @@ use crate::member::Member;
 use crate::reduce::Reduce;
 use crate::setting::Setting;
 use crate::sharded::Sharded;
+use adacomp::UnknownName;
+use std::fmt;
+use std::str::FromStr;
 
 /// How learners turn their gradients into the averaged one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// Everything, in f32: each owner sums its share and sends it to all. The traffic of a ring.
     Dense,
@@ -28,22 +31,40 @@ impl Strategy {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Dense, Self::Gather, Self::Reduce, Self::Sharded];
 
-    /// `dense`, `gather`, `reduce` or `sharded`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Dense => "dense",
-            Self::Gather => "gather",
-            Self::Reduce => "reduce",
-            Self::Sharded => "sharded",
-        }
-    }
-
     pub(crate) fn rounds(self) -> Box<dyn Rounds> {
         match self {
             Self::Dense => Box::new(ByLayer::<Dense>::default()),
             Self::Gather => Box::new(Gather::default()),
             Self::Reduce => Box::new(ByLayer::<Reduce>::default()),
             Self::Sharded => Box::new(ByLayer::<Sharded>::default()),
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Dense => "dense",
+            Self::Gather => "gather",
+            Self::Reduce => "reduce",
+            Self::Sharded => "sharded",
+        })
+    }
+}
+
+impl FromStr for Strategy {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "dense" => Ok(Self::Dense),
+            "gather" => Ok(Self::Gather),
+            "reduce" => Ok(Self::Reduce),
+            "sharded" => Ok(Self::Sharded),
+            _ => {
+                let expected = "gather, reduce or sharded";
+                Err(UnknownName { what: "strategy", given: name.to_owned(), expected })
+            }
         }
     }
 }

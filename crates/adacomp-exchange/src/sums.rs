@@ -5,7 +5,7 @@
 //! where these are more than three in five, which are not. The last level has none. If more than three in five sums are not 0,
 //! they are written as such a level too, and their signs behind it, a bit each.
 
-use adacomp::codec::{
+use adacomp::internal::{
     BitReader, BitWriter, decode_range, encode_range, read_varint, usual_parameter, write_varint,
 };
 use adacomp::{DecodeError, Selected};

@@ -86,7 +86,7 @@ impl Protocol {
             }
             Ok(Some(learner)) => {
                 self.rollback();
-                return Ok(Outcome::NonFinite { learner: learner as u32 });
+                return Ok(Outcome::NonFinite { learner });
             }
             Ok(None) => write(self),
         }
@@ -131,13 +131,14 @@ impl Protocol {
     fn judge(&self, verdicts: &[&[u8]]) -> Result<Option<usize>, ExchangeError> {
         let step = self.step();
         if verdicts.len() != self.learners() {
-            let cause = TransportError::Messages { expected: self.learners(), actual: verdicts.len() };
-            return Err(ExchangeError::Transport { step, cause });
+            let source = TransportError::Messages { expected: self.learners(), actual: verdicts.len() };
+            return Err(ExchangeError::Transport { step, source });
         }
         let (mut refused, mut non_finite) = (Vec::new(), self.non_finite);
         for (learner, verdict) in verdicts.iter().enumerate() {
             let opened = self.verdict_context(learner).open(verdict, self.learners());
-            let (flag, contents) = opened.map_err(|cause| ExchangeError::Verdict { step, learner, cause })?;
+            let (flag, contents) =
+                opened.map_err(|source| ExchangeError::Verdict { step, learner, source })?;
             if flag == Flag::NonFinite {
                 non_finite.get_or_insert(learner);
             }

@@ -6,8 +6,8 @@
 mod common;
 
 use adacomp::{
-    Codec, Compressor, Expected, Frame, FrameWriter, Header, Kernel, Layout, Packet, Parameter, Policy,
-    Selected, Sending, Sparse, Treatment,
+    Codec, Compressor, Frame, FrameWriter, Header, Kernel, Layout, Packet, Parameter, Policy, Selected,
+    Sending, Sparse, Treatment,
 };
 use common::{Gradients, Random, flag, median, number, print, text, time};
 use std::hint::black_box;
@@ -105,7 +105,7 @@ fn wire(bin: u32, length: usize, rounds: usize) {
             writer.finish();
         });
         let decode = time(|| {
-            frame.decode(black_box(&bytes), &layout, Expected::All).expect("a valid frame");
+            frame.decode(black_box(&bytes), &layout).expect("a valid frame");
             frame.packets().for_each(|(_, packet)| packet.add_to(&mut output));
         });
         if round >= WARM_UP {

@@ -74,7 +74,7 @@ fn report(codec: Codec, positions: &str, bin: u32, selected: usize, bytes: usize
     let density = selected as f64 / LENGTH as f64;
     let floor = entropy_bytes(LENGTH, selected);
     print(&[
-        ("codec", text(codec.name())),
+        ("codec", text(&codec.to_string())),
         ("positions", text(positions)),
         ("bin", bin.to_string()),
         ("density", number(density, 5)),

@@ -26,7 +26,7 @@ pub enum Outcome {
     /// This learner's gradient is not finite, the output is untouched: drop the step.
     NonFinite {
         /// The first such learner.
-        learner: u32,
+        learner: usize,
     },
 }
 
@@ -46,15 +46,29 @@ impl Averager {
         frames: &[impl AsRef<[u8]>],
         output: &mut [&mut [f32]],
     ) -> Result<Outcome, AverageError> {
-        let outcome = self.check(step, frames, Expected::All)?;
+        let outcome = self.check(step, frames)?;
         if outcome == Outcome::Averaged {
             self.write(output)?;
         }
         Ok(outcome)
     }
 
-    /// The first half of [`Averager::average`]: checks frames of some layers, and keeps what they say if it can be averaged.
-    pub fn check(
+    /// Checks the frames of all layers, the first half of [`Averager::average`], and keeps what they say if it can be averaged.
+    pub fn check(&mut self, step: u64, frames: &[impl AsRef<[u8]>]) -> Result<Outcome, AverageError> {
+        self.check_expected(step, frames, Expected::All)
+    }
+
+    /// Checks frames of these layers, by ascending numbers.
+    pub fn check_layers(
+        &mut self,
+        step: u64,
+        frames: &[impl AsRef<[u8]>],
+        layers: &[usize],
+    ) -> Result<Outcome, AverageError> {
+        self.check_expected(step, frames, Expected::Layers(layers))
+    }
+
+    fn check_expected(
         &mut self,
         step: u64,
         frames: &[impl AsRef<[u8]>],
@@ -76,8 +90,8 @@ impl Averager {
         for (learner, (frame, bytes)) in self.frames.iter_mut().zip(frames).enumerate() {
             let header = frame
                 .check(bytes.as_ref(), &self.layout, expected)
-                .map_err(|cause| AverageError::Frame { learner, cause })?;
-            if header.learner as usize != learner {
+                .map_err(|source| AverageError::Frame { learner, source })?;
+            if header.learner != learner {
                 return Err(AverageError::Learner { expected: learner, actual: header.learner });
             }
             if header.step != step {

@@ -2,6 +2,18 @@
 
 use thiserror::Error;
 
+/// A text that names no value of an enum.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{what} `{given}`; expected {expected}")]
+pub struct UnknownName {
+    /// What was to be read.
+    pub what: &'static str,
+    /// What was given.
+    pub given: String,
+    /// The names that there are.
+    pub expected: &'static str,
+}
+
 /// A policy that cannot be applied to a model.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
@@ -117,6 +129,12 @@ pub enum CompressError {
         parameter: String,
         /// What was given.
         scale: f32,
+    },
+    /// A learner number that does not fit a frame's 32 bits.
+    #[error("learner {learner} is not below 2^32")]
+    Learner {
+        /// What was given.
+        learner: usize,
     },
     /// An inverse loss scale that is not a positive number.
     #[error("inverse loss scale {scale} is not a positive finite number")]
@@ -259,12 +277,12 @@ pub enum DecodeError {
 #[non_exhaustive]
 pub enum AverageError {
     /// One learner's frame is bad.
-    #[error("frame of learner {learner}: {cause}")]
+    #[error("frame of learner {learner}: {source}")]
     Frame {
         /// The position at which it was given.
         learner: usize,
         /// What is wrong with it.
-        cause: DecodeError,
+        source: DecodeError,
     },
     /// A frame of another learner than its position says.
     #[error("frame {expected} is of learner {actual}; give frames in learner order")]
@@ -272,7 +290,7 @@ pub enum AverageError {
         /// The position at which it was given.
         expected: usize,
         /// The learner it names.
-        actual: u32,
+        actual: usize,
     },
     /// A frame of another step.
     #[error("frame of learner {learner} is of step {actual}, expected step {expected}")]
@@ -307,12 +325,12 @@ pub enum StateError {
     #[error("a step is open; commit or drop it before saving or loading")]
     Open,
     /// Not a readable safetensors file.
-    #[error("state of learner {learner}: {cause}")]
+    #[error("state of learner {learner}: {source}")]
     File {
         /// The position at which it was given.
         learner: usize,
         /// What safetensors says.
-        cause: safetensors::SafeTensorError,
+        source: safetensors::SafeTensorError,
     },
     /// Safetensors, but not written by [`crate::Compressor::save`], or of other learners than given.
     #[error(

@@ -71,14 +71,6 @@ impl Layout {
         Self { scale, fingerprint, ..self }
     }
 
-    /// Refuses numbers that do not ascend, or that no layer has.
-    pub fn check_ascending(&self, layers: &[usize]) -> Result<(), CompressError> {
-        if layers.is_sorted_by(|a, b| a < b) && layers.last().is_none_or(|&last| last < self.len()) {
-            return Ok(());
-        }
-        Err(CompressError::Layers { layers: layers.to_vec(), count: self.len() })
-    }
-
     /// The layers, in order.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
@@ -126,6 +118,14 @@ impl std::ops::Index<usize> for Layout {
     fn index(&self, number: usize) -> &Layer {
         &self.layers[number]
     }
+}
+
+/// Refuses layer numbers that do not ascend, or that no layer has.
+pub fn check_ascending(layout: &Layout, layers: &[usize]) -> Result<(), CompressError> {
+    if layers.is_sorted_by(|a, b| a < b) && layers.last().is_none_or(|&last| last < layout.len()) {
+        return Ok(());
+    }
+    Err(CompressError::Layers { layers: layers.to_vec(), count: layout.len() })
 }
 
 /// FNV-1a over everything that must agree, each part with its length so that no two layouts read alike.

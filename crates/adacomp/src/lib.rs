@@ -21,8 +21,11 @@ mod wire;
 #[doc = include_str!("../../../README.md")]
 mod readme {}
 
-/// The building blocks of frames, for those who frame selections in their own way.
-pub mod codec {
+/// What the other crates of this workspace build on. It may change in any release.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::kernel::write_blocks;
+    pub use crate::layout::check_ascending;
     pub use crate::wire::bits::{BitReader, BitWriter};
     pub use crate::wire::rice::{decode_range, encode_range, usual_parameter};
     pub use crate::wire::varint::{read as read_varint, write as write_varint};
@@ -30,14 +33,14 @@ pub mod codec {
 
 pub use averager::{Averager, Outcome};
 pub use compressor::{Compressor, Sending};
-pub use error::{AverageError, CompressError, DecodeError, PolicyError, StateError};
+pub use error::{AverageError, CompressError, DecodeError, PolicyError, StateError, UnknownName};
 pub use gradient::Gradient;
 pub use half;
-pub use kernel::{Kernel, write_blocks};
+pub use kernel::Kernel;
 pub use layout::{Layer, Layout, MAX_ELEMENTS};
 pub use packet::{Packet, Selected, Sparse};
 pub use policy::{Kind, MAX_BIN, Parameter, Policy, Treatment};
 pub use scale::Scale;
 pub use state::SavedBy;
 pub use statistics::{LayerStatistics, ResidualStatistics, entropy_bytes};
-pub use wire::{Codec, Expected, Form, Frame, FrameWriter, Header, Outline, SectionOutline, VERSION};
+pub use wire::{Codec, Form, Frame, FrameWriter, Header, Outline, SectionOutline, VERSION};

@@ -1,9 +1,10 @@
 //! Which parameter is compressed, and how.
 
-use crate::error::PolicyError;
+use crate::error::{PolicyError, UnknownName};
 use crate::layout::{Layer, Layout};
 use crate::scale::Scale;
 use std::fmt;
+use std::str::FromStr;
 use wildmatch::WildMatch;
 
 /// The largest bin: an index within it takes the paper's 14 bits.
@@ -21,15 +22,40 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Conv, Self::Matrix, Self::Vector];
+    /// Returns the kind of a parameter, the one rule for all frameworks: at most one dimension is a vector; a parameter of
+    /// a convolution module, or of four and more dimensions, is a convolution kernel; any other is a matrix.
+    pub fn of(dimensions: usize, in_convolution: bool) -> Self {
+        match dimensions {
+            0 | 1 => Self::Vector,
+            _ if in_convolution => Self::Conv,
+            2 | 3 => Self::Matrix,
+            _ => Self::Conv,
+        }
+    }
+}
 
-    /// `conv`, `matrix` or `vector`.
-    pub fn name(self) -> &'static str {
-        match self {
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
             Self::Conv => "conv",
             Self::Matrix => "matrix",
             Self::Vector => "vector",
+        })
+    }
+}
+
+impl FromStr for Kind {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "conv" => Ok(Self::Conv),
+            "matrix" => Ok(Self::Matrix),
+            "vector" => Ok(Self::Vector),
+            _ => {
+                let expected = "conv, matrix or vector";
+                Err(UnknownName { what: "kind", given: name.to_owned(), expected })
+            }
         }
     }
 }
@@ -46,14 +72,10 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// A parameter whose kind follows from its shape: at most one dimension is a vector, two a matrix, more a
-    /// convolution kernel. Where that guess is wrong, say so with [`Parameter::with_kind`].
+    /// Creates a parameter of the kind that follows from its number of dimensions, by [`Kind::of`]. Where that guess is
+    /// wrong, say so with [`Parameter::with_kind`].
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
-        let kind = match shape.len() {
-            0 | 1 => Kind::Vector,
-            2 => Kind::Matrix,
-            _ => Kind::Conv,
-        };
+        let kind = Kind::of(shape.len(), false);
         Self { name: name.into(), shape: shape.to_vec(), kind }
     }
 
@@ -105,15 +127,37 @@ impl Treatment {
     }
 }
 
+/// Writes `500` for bins of 500, `dense`, `half` or `top-k 1.5`; with `{:#}` words for people, such as `bins of 500`.
 impl fmt::Display for Treatment {
-    /// In words, for people.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bins(bin) => write!(formatter, "bins of {bin}"),
-            Self::Dense => formatter.write_str("dense"),
-            Self::Half => formatter.write_str("f16"),
-            Self::TopK(percent) => write!(formatter, "largest {percent}%"),
+        match (self, formatter.alternate()) {
+            (Self::Bins(bin), false) => write!(formatter, "{bin}"),
+            (Self::Bins(bin), true) => write!(formatter, "bins of {bin}"),
+            (Self::Dense, _) => formatter.write_str("dense"),
+            (Self::Half, false) => formatter.write_str("half"),
+            (Self::Half, true) => formatter.write_str("f16"),
+            (Self::TopK(percent), false) => write!(formatter, "top-k {percent}"),
+            (Self::TopK(percent), true) => write!(formatter, "largest {percent}%"),
         }
+    }
+}
+
+impl FromStr for Treatment {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let treatment = match text {
+            "dense" => Some(Self::Dense),
+            "half" => Some(Self::Half),
+            _ => match text.strip_prefix("top-k ") {
+                Some(percent) => percent.parse().ok().map(Self::TopK),
+                None => text.parse().ok().map(Self::Bins),
+            },
+        };
+        treatment.ok_or_else(|| {
+            let expected = "the number of elements of a bin, \"dense\", \"half\" or \"top-k 1.0\"";
+            UnknownName { what: "treatment", given: text.to_owned(), expected }
+        })
     }
 }
 

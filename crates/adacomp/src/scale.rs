@@ -1,5 +1,9 @@
 //! What a layer's selected elements are sent as.
 
+use crate::error::UnknownName;
+use std::fmt;
+use std::str::FromStr;
+
 /// How the scale follows from the maxima of a layer's bins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scale {
@@ -16,19 +20,6 @@ impl Scale {
     /// What a maximum counts for at most, in medians of those that are not 0.
     pub const MOST: f32 = 10.0;
 
-    /// `mean` or `clamped`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mean => "mean",
-            Self::Clamped => "clamped",
-        }
-    }
-
-    /// The scale of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        [Self::Mean, Self::Clamped].into_iter().find(|scale| scale.name() == name)
-    }
-
     /// The scale, and how many bins are not finite.
     pub(crate) fn of(self, maxima: &[f32], scratch: &mut Vec<f32>) -> (f32, usize) {
         let most = match self {
@@ -40,6 +31,27 @@ impl Scale {
             finite.fold((0.0, 0), |(sum, count), &maximum| (sum + f64::from(maximum.min(most)), count + 1));
         let scale = if maxima.is_empty() { 0.0 } else { (sum / maxima.len() as f64) as f32 };
         (scale, maxima.len() - count)
+    }
+}
+
+impl fmt::Display for Scale {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Mean => "mean",
+            Self::Clamped => "clamped",
+        })
+    }
+}
+
+impl FromStr for Scale {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "mean" => Ok(Self::Mean),
+            "clamped" => Ok(Self::Clamped),
+            _ => Err(UnknownName { what: "scale", given: name.to_owned(), expected: "mean or clamped" }),
+        }
     }
 }
 

@@ -53,7 +53,7 @@ impl Compressor {
             let parameter = &layout[number].parameter;
             (parameter.name.as_str(), Saving { shape: &parameter.shape, values })
         });
-        safetensors::serialize(tensors, Some(metadata)).map_err(|cause| StateError::File { learner, cause })
+        safetensors::serialize(tensors, Some(metadata)).map_err(|source| StateError::File { learner, source })
     }
 
     /// Takes over what was saved, for this learner of now so many.
@@ -154,7 +154,7 @@ struct Saved<'a> {
 
 impl<'a> Saved<'a> {
     fn read(bytes: &'a [u8], position: usize) -> Result<Self, StateError> {
-        let broken = |cause| StateError::File { learner: position, cause };
+        let broken = |source| StateError::File { learner: position, source };
         let tensors = SafeTensors::deserialize(bytes).map_err(broken)?;
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(broken)?;
         let value = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).cloned();

@@ -16,8 +16,9 @@ pub struct LayerStatistics {
 }
 
 impl LayerStatistics {
-    /// How many times fewer bytes than dense f32, once it is encoded. A frame has 36 bytes more than its sections.
-    pub fn rate(&self) -> Option<f64> {
+    /// Returns how many times fewer bytes the section takes than dense f32, once it is encoded. A frame has 36 bytes more
+    /// than its sections.
+    pub fn frame_ratio(&self) -> Option<f64> {
         (self.bytes > 0).then(|| (4 * self.elements) as f64 / self.bytes as f64)
     }
 }

@@ -4,7 +4,7 @@
 #[path = "../benches/common/mod.rs"]
 mod common;
 
-use adacomp::{Averager, Codec, Compressor, Expected, Kind, Outcome, Parameter, Policy, Sending, Treatment};
+use adacomp::{Averager, Codec, Compressor, Kind, Outcome, Parameter, Policy, Sending, Treatment};
 use common::Gradients;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -128,8 +128,7 @@ fn working_memory_is_little_beside_the_residuals() {
                         LIVE_BYTES.set(live);
                     }
                 }
-                let expected = Expected::Layers(std::slice::from_ref(&group));
-                let outcome = averager.check(step, &[&message, &theirs], expected).unwrap();
+                let outcome = averager.check_layers(step, &[&message, &theirs], &[group]).unwrap();
                 assert_eq!(outcome, Outcome::Averaged);
                 averager.write(&mut [&mut output[group]]).unwrap();
                 most = most.max(LIVE_BYTES.get() - before - residual_bytes);

@@ -85,10 +85,7 @@ fn frame_table(outline: &Outline, bytes: usize) -> String {
     let header = &outline.header;
     let mut text = format!(
         "frame of learner {}, step {}, codec {}, {bytes} bytes, fingerprint {:016x}\n",
-        header.learner,
-        header.step,
-        header.codec.name(),
-        header.fingerprint
+        header.learner, header.step, header.codec, header.fingerprint
     );
     if header.non_finite {
         return text + "the learner's gradient is not finite: all learners drop this step\n";

@@ -301,8 +301,8 @@ impl<'a, C: Transport> Endpoint<'a, C> {
 fn describe(layer: &Layer) -> LayerInfo {
     LayerInfo {
         name: layer.name().to_owned(),
-        kind: layer.parameter.kind.name().to_owned(),
+        kind: layer.parameter.kind.to_string(),
         elements: layer.elements(),
-        treatment: layer.treatment.to_string(),
+        treatment: format!("{:#}", layer.treatment),
     }
 }

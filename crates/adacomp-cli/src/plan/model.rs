@@ -241,7 +241,7 @@ mod tests {
             let chosen = chosen.into_iter().map(|index| adacomp::Selected::new(index, random.bool()));
             let chosen: Vec<_> = chosen.collect();
             let mut bytes = Vec::new();
-            adacomp::codec::encode_range(&chosen, 0..elements as usize, &mut bytes);
+            adacomp::internal::encode_range(&chosen, 0..elements as usize, &mut bytes);
             let estimate = density(8.0 * bytes.len() as f64 / f64::from(elements));
             assert!((estimate / selected - 1.0).abs() < 0.1, "{selected}: {estimate}");
         }

@@ -25,7 +25,7 @@ fn others_are_told(leave: impl Fn() + Sync, limit: Duration) -> Vec<(TransportEr
                         let mut written = output(&layout);
                         match exchange.exchange(&given(&gradients), &mut slices(&mut written)) {
                             Ok(_) => {}
-                            Err(ExchangeError::Transport { step: 1, cause }) => {
+                            Err(ExchangeError::Transport { step: 1, source }) => {
                                 assert_eq!(written, output(&layout));
                                 // It stays that way, and at once.
                                 let again = exchange.exchange(&given(&gradients), &mut slices(&mut written));
@@ -39,7 +39,7 @@ fn others_are_told(leave: impl Fn() + Sync, limit: Duration) -> Vec<(TransportEr
                                         .save(learner, 3, 1)
                                         .is_ok()
                                 );
-                                return Some((cause, start.elapsed()));
+                                return Some((source, start.elapsed()));
                             }
                             Err(error) => panic!("{error}"),
                         }

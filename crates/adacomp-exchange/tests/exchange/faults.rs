@@ -31,7 +31,7 @@ fn try_fault(strategy: Strategy, fault: Fault, seed: u64, kept: &Kept) -> String
     let (amount, at) = (random.usize(..255) + 1, random.usize(..1 << 20));
     let other = (target.1 + 1 + random.usize(..LEARNERS - 1)) % LEARNERS;
     let mut changed = false;
-    let good = |step: u64, place: Place| kept.messages[&(strategy.name(), step, place)].clone();
+    let good = |step: u64, place: Place| kept.messages[&(strategy, step, place)].clone();
     let results = carry(&mut protocols, |place, message| {
         if place != target {
             return;
@@ -94,7 +94,7 @@ enum Fault {
 
 /// Good messages, by strategy, step and place.
 struct Kept {
-    messages: HashMap<(&'static str, u64, Place), Vec<u8>>,
+    messages: HashMap<(Strategy, u64, Place), Vec<u8>>,
 }
 
 fn keep() -> Kept {
@@ -104,7 +104,7 @@ fn keep() -> Kept {
         for step in 0..3 {
             submit(&mut protocols, step);
             let results = carry(&mut protocols, |place, message| {
-                messages.insert((strategy.name(), step, place), message.clone());
+                messages.insert((strategy, step, place), message.clone());
             });
             assert!(results.iter().all(|result| matches!(result, Ok((Outcome::Averaged, _)))));
         }
@@ -138,7 +138,7 @@ fn ten_thousand_bad_messages_are_refused_and_named() {
     }
     // And every bit of one message of scales, and some of a frame.
     for strategy in [Strategy::Gather, Strategy::Reduce] {
-        let length = kept.messages[&(strategy.name(), 0, (0, 1, 0))].len();
+        let length = kept.messages[&(strategy, 0, (0, 1, 0))].len();
         for bit in (0..8 * length).step_by(if strategy == Strategy::Gather { 37 } else { 1 }) {
             let mut protocols = protocols(LEARNERS, strategy);
             submit(&mut protocols, 0);

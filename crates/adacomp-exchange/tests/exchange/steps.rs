@@ -66,7 +66,7 @@ fn gather_is_the_core_with_a_transport() {
                 let gradient = gradient(learner, step, layer, parameter.elements());
                 compressor.compress_layer(layer, gradient.as_slice().into(), Sending::Compressed).unwrap();
             }
-            compressor.encode(Codec::Rice, learner as u32, step, &mut frames[learner]).unwrap();
+            compressor.encode(Codec::Rice, learner, step, &mut frames[learner]).unwrap();
         }
         let mut output = output(&layout);
         let _ = averager.average(step, &frames, &mut slices(&mut output)).unwrap();

@@ -2,6 +2,7 @@
 
 use super::{Compressor, Store};
 use crate::error::CompressError;
+use crate::layout::check_ascending;
 use crate::wire::{Codec, FrameWriter, Header};
 
 impl Compressor {
@@ -9,7 +10,7 @@ impl Compressor {
     pub fn encode(
         &mut self,
         codec: Codec,
-        learner: u32,
+        learner: usize,
         step: u64,
         frame: &mut Vec<u8>,
     ) -> Result<(), CompressError> {
@@ -20,25 +21,28 @@ impl Compressor {
     pub fn encode_layers(
         &mut self,
         codec: Codec,
-        learner: u32,
+        learner: usize,
         step: u64,
         layers: &[usize],
         frame: &mut Vec<u8>,
     ) -> Result<(), CompressError> {
-        self.layout.check_ascending(layers)?;
+        check_ascending(&self.layout, layers)?;
         self.encode_numbers(codec, learner, step, layers.iter().copied(), frame)
     }
 
     fn encode_numbers(
         &mut self,
         codec: Codec,
-        learner: u32,
+        learner: usize,
         step: u64,
         layers: impl Iterator<Item = usize> + Clone,
         frame: &mut Vec<u8>,
     ) -> Result<(), CompressError> {
         if !self.open {
             return Err(CompressError::NotOpen);
+        }
+        if u32::try_from(learner).is_err() {
+            return Err(CompressError::Learner { learner });
         }
         self.check_compressed(layers.clone())?;
         let non_finite = layers.clone().any(|layer| self.layers[layer].statistics.bad_bins > 0);

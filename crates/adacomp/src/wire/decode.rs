@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// Which layers a frame must have.
 #[derive(Debug, Clone, Copy)]
-pub enum Expected<'a> {
+pub(crate) enum Expected<'a> {
     /// All of the layout.
     All,
     /// These, by ascending numbers.
@@ -62,8 +62,22 @@ enum Decoded {
 }
 
 impl Frame {
-    /// Reads a frame. Everything is checked, and after an error there is no packet to be had.
-    pub fn decode(
+    /// Reads a frame of all layers. Everything is checked, and after an error the frame has no packets.
+    pub fn decode(&mut self, bytes: &[u8], layout: &Layout) -> Result<Header, DecodeError> {
+        self.decode_expected(bytes, layout, Expected::All)
+    }
+
+    /// Reads a frame of these layers, by ascending numbers.
+    pub fn decode_layers(
+        &mut self,
+        bytes: &[u8],
+        layout: &Layout,
+        layers: &[usize],
+    ) -> Result<Header, DecodeError> {
+        self.decode_expected(bytes, layout, Expected::Layers(layers))
+    }
+
+    fn decode_expected(
         &mut self,
         bytes: &[u8],
         layout: &Layout,

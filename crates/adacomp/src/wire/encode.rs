@@ -20,7 +20,7 @@ impl<'a> FrameWriter<'a> {
     /// Starts a frame, over what was in `out`.
     ///
     /// # Panics
-    /// If the header's fingerprint is not the layout's.
+    /// If the header's fingerprint is not the layout's, or its learner number takes more than 32 bits.
     pub fn new(header: &Header, layout: &'a Layout, out: &'a mut Vec<u8>) -> Self {
         assert_eq!(header.fingerprint, layout.fingerprint(), "a header of another layout");
         out.clear();

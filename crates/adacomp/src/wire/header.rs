@@ -1,7 +1,9 @@
 //! The fixed part at the front of a frame.
 
 use super::VERSION;
-use crate::error::DecodeError;
+use crate::error::{DecodeError, UnknownName};
+use std::fmt;
+use std::str::FromStr;
 
 const MAGIC: [u8; 4] = *b"ADAC";
 const NON_FINITE: u8 = 1;
@@ -23,12 +25,25 @@ impl Codec {
             Self::Rice => 2,
         }
     }
+}
 
-    /// `paper` or `rice`.
-    pub fn name(self) -> &'static str {
-        match self {
+impl fmt::Display for Codec {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
             Self::Paper => "paper",
             Self::Rice => "rice",
+        })
+    }
+}
+
+impl FromStr for Codec {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "paper" => Ok(Self::Paper),
+            "rice" => Ok(Self::Rice),
+            _ => Err(UnknownName { what: "codec", given: name.to_owned(), expected: "rice or paper" }),
         }
     }
 }
@@ -44,20 +59,23 @@ pub struct Header {
     pub fingerprint: u64,
     /// The step.
     pub step: u64,
-    /// The sender.
-    pub learner: u32,
+    /// The sender; its number takes 32 bits on the wire.
+    pub learner: usize,
 }
 
 impl Header {
     /// Bytes of a header, with the number of sections.
     pub const LENGTH: usize = 32;
 
+    /// # Panics
+    /// If the learner's number takes more than 32 bits.
     pub(super) fn write(&self, sections: u32, out: &mut Vec<u8>) {
+        let learner = u32::try_from(self.learner).expect("a learner number of 32 bits");
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&[VERSION, self.codec.byte(), if self.non_finite { NON_FINITE } else { 0 }, 0]);
         out.extend_from_slice(&self.fingerprint.to_le_bytes());
         out.extend_from_slice(&self.step.to_le_bytes());
-        out.extend_from_slice(&self.learner.to_le_bytes());
+        out.extend_from_slice(&learner.to_le_bytes());
         out.extend_from_slice(&sections.to_le_bytes());
     }
 
@@ -83,7 +101,7 @@ impl Header {
             non_finite: flags == NON_FINITE,
             fingerprint: u64::from_le_bytes(take(bytes)?),
             step: u64::from_le_bytes(take(bytes)?),
-            learner: u32::from_le_bytes(take(bytes)?),
+            learner: u32::from_le_bytes(take(bytes)?) as usize,
         };
         Ok((header, u32::from_le_bytes(take(bytes)?)))
     }

@@ -14,7 +14,8 @@ pub(crate) mod rice;
 pub(crate) mod varint;
 
 pub(crate) use checked::{Adder, Checked};
-pub use decode::{Expected, Frame};
+pub(crate) use decode::Expected;
+pub use decode::Frame;
 pub use encode::FrameWriter;
 pub use header::{Codec, Header};
 pub use outline::{Form, Outline, SectionOutline};

@@ -1,7 +1,7 @@
 //! The frames of all learners into one gradient.
 
 use crate::support::{Random, gradients, named, one_layer, sent, small_model};
-use adacomp::{AverageError, Averager, Codec, Compressor, DecodeError, Expected, Outcome, Policy};
+use adacomp::{AverageError, Averager, Codec, Compressor, DecodeError, Outcome, Policy};
 
 fn frames(learners: usize, step: u64, codec: Codec) -> (Vec<Compressor>, Vec<Vec<u8>>) {
     let layout = small_model(Policy::adacomp());
@@ -10,7 +10,7 @@ fn frames(learners: usize, step: u64, codec: Codec) -> (Vec<Compressor>, Vec<Vec
     let mut frames = vec![Vec::new(); learners];
     for (learner, compressor) in compressors.iter_mut().enumerate() {
         compressor.compress(&named(&layout, &gradients(&layout, &mut random))).unwrap();
-        compressor.encode(codec, learner as u32, step, &mut frames[learner]).unwrap();
+        compressor.encode(codec, learner, step, &mut frames[learner]).unwrap();
     }
     (compressors, frames)
 }
@@ -55,7 +55,7 @@ fn averages_of_long_layers_are_what_was_sent() {
                 for (learner, compressor) in compressors.iter_mut().enumerate() {
                     let gradient = random.gradient(elements);
                     compressor.compress(&[("weight", gradient.as_slice().into())]).unwrap();
-                    compressor.encode(codec, learner as u32, step, &mut frames[learner]).unwrap();
+                    compressor.encode(codec, learner, step, &mut frames[learner]).unwrap();
                 }
                 let outcome = averager.average(step, &frames, &mut [&mut average]).unwrap();
                 assert_eq!(outcome, Outcome::Averaged);
@@ -88,10 +88,10 @@ fn a_bad_frame_is_named_and_nothing_is_written() {
         vec![good[0].clone(), good[1].clone(), frame]
     };
     let is_frame_1 = |error: &AverageError| {
-        matches!(error, AverageError::Frame { learner: 1, cause: DecodeError::Checksum { .. } })
+        matches!(error, AverageError::Frame { learner: 1, source: DecodeError::Checksum { .. } })
     };
     let is_foreign = |error: &AverageError| {
-        matches!(error, AverageError::Frame { learner: 2, cause: DecodeError::Fingerprint { .. } })
+        matches!(error, AverageError::Frame { learner: 2, source: DecodeError::Fingerprint { .. } })
     };
     type Check<'a> = &'a dyn Fn(&AverageError) -> bool;
     let cases: [(&[Vec<u8>], Check<'_>); 6] = [
@@ -134,15 +134,15 @@ fn frames_of_some_layers_are_averaged_apart() {
     let mut averager = Averager::new(layout);
     let mut parts = vec![Vec::new(); 2];
     for (learner, compressor) in compressors.iter_mut().enumerate() {
-        compressor.encode_layers(Codec::Rice, learner as u32, 4, &[0, 2], &mut parts[learner]).unwrap();
+        compressor.encode_layers(Codec::Rice, learner, 4, &[0, 2], &mut parts[learner]).unwrap();
     }
     let [mut conv, _, mut bias] = output();
-    assert_eq!(averager.check(4, &parts, Expected::Layers(&[0, 2])), Ok(Outcome::Averaged));
+    assert_eq!(averager.check_layers(4, &parts, &[0, 2]), Ok(Outcome::Averaged));
     averager.write(&mut [&mut conv, &mut bias]).unwrap();
     assert_eq!([&conv, &bias], [&expected[0], &expected[2]]);
     // After frames that cannot be averaged there is nothing to write.
     parts[1][40] ^= 1;
-    assert!(averager.check(4, &parts, Expected::Layers(&[0, 2])).is_err());
+    assert!(averager.check_layers(4, &parts, &[0, 2]).is_err());
     assert_eq!(averager.write(&mut [&mut conv, &mut bias]), Err(AverageError::Empty));
 }
 

@@ -4,7 +4,7 @@
 
 use crate::support::{Random, gradients, named, one_layer, small_model};
 use adacomp::{
-    Codec, Compressor, Expected, Form, Frame, FrameWriter, Header, Outline, Packet, Policy, Selected, Sparse,
+    Codec, Compressor, Form, Frame, FrameWriter, Header, Outline, Packet, Policy, Selected, Sparse,
 };
 use std::path::PathBuf;
 
@@ -35,10 +35,10 @@ fn frames_have_not_changed() {
             for codec in [Codec::Paper, Codec::Rice] {
                 compressor.encode(codec, 7, step, &mut bytes).unwrap();
                 if step == 2 {
-                    check(&format!("{scheme}.{}.frame", codec.name()), &bytes);
+                    check(&format!("{scheme}.{codec}.frame"), &bytes);
                 }
                 let mut frame = Frame::default();
-                frame.decode(&bytes, &layout, Expected::All).unwrap();
+                frame.decode(&bytes, &layout).unwrap();
                 for (layer, packet) in frame.packets() {
                     assert_eq!(Some(packet), compressor.packet(layer));
                 }
@@ -77,7 +77,7 @@ fn the_documented_example_is_true() {
         let mut writer = FrameWriter::new(&header, &layout, &mut bytes);
         writer.section(0, Packet::Sparse(Sparse { values: [0.5, -0.5], selected: &selected }));
         writer.finish();
-        let start = format!("```hex {}\n", codec.name());
+        let start = format!("```hex {codec}\n");
         let (_, after) = document.split_once(&start).expect("an example of this codec");
         let (example, _) = after.split_once("```").expect("the end of the example");
         // Each line: bytes, then words about them behind a `|`.

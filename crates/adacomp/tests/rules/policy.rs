@@ -1,6 +1,6 @@
 //! Which parameter is compressed, and how.
 
-use adacomp::{Kind, Parameter, Policy, PolicyError, Treatment};
+use adacomp::{Codec, Kind, Parameter, Policy, PolicyError, Scale, Treatment, UnknownName};
 
 fn treatment(policy: &Policy, parameter: Parameter) -> Treatment {
     policy.layout([parameter]).expect("a valid layout")[0].treatment
@@ -10,7 +10,10 @@ fn treatment(policy: &Policy, parameter: Parameter) -> Treatment {
 fn defaults_are_the_papers() {
     let policy = Policy::default();
     assert_eq!(treatment(&policy, Parameter::new("conv", &[64, 3, 5, 5])), Treatment::Bins(50));
-    assert_eq!(treatment(&policy, Parameter::new("conv1d", &[64, 32, 3])), Treatment::Bins(50));
+    assert_eq!(
+        treatment(&policy, Parameter::new("conv1d", &[64, 32, 3]).with_kind(Kind::of(3, true))),
+        Treatment::Bins(50)
+    );
     assert_eq!(treatment(&policy, Parameter::new("fc", &[32, 32])), Treatment::Bins(500));
     assert_eq!(treatment(&policy, Parameter::new("bias", &[100_000])), Treatment::Dense);
     assert_eq!(treatment(&policy, Parameter::new("small", &[31, 33])), Treatment::Dense);
@@ -18,6 +21,46 @@ fn defaults_are_the_papers() {
     assert_eq!(treatment(&policy, Parameter::new("empty", &[0, 7])), Treatment::Dense);
     let layout = policy.layout([Parameter::new("fc", &[32, 32])]).unwrap();
     assert_eq!(layout.soft_threshold(), 2.0);
+}
+
+#[test]
+fn kinds_follow_from_dimensions_and_the_module() {
+    for (dimensions, in_convolution, kind) in [
+        (0, true, Kind::Vector),
+        (1, true, Kind::Vector),
+        (2, true, Kind::Conv),
+        (3, true, Kind::Conv),
+        (2, false, Kind::Matrix),
+        (3, false, Kind::Matrix),
+        (4, false, Kind::Conv),
+        (5, false, Kind::Conv),
+    ] {
+        assert_eq!(Kind::of(dimensions, in_convolution), kind, "{dimensions} {in_convolution}");
+        assert!(in_convolution || Parameter::new("p", &vec![2; dimensions]).kind == kind);
+    }
+}
+
+#[test]
+fn names_are_read_as_they_are_written() {
+    fn check<T: std::str::FromStr<Err = UnknownName> + ToString>(names: &[&str], told: &str) {
+        for name in names {
+            assert_eq!(name.parse::<T>().unwrap().to_string(), *name);
+        }
+        assert_eq!("x".parse::<T>().err().unwrap().to_string(), told);
+    }
+    check::<Kind>(&["conv", "matrix", "vector"], "kind `x`; expected conv, matrix or vector");
+    check::<Codec>(&["rice", "paper"], "codec `x`; expected rice or paper");
+    check::<Scale>(&["mean", "clamped"], "scale `x`; expected mean or clamped");
+    let expected = "the number of elements of a bin, \"dense\", \"half\" or \"top-k 1.0\"";
+    check::<Treatment>(
+        &["500", "dense", "half", "top-k 1.5"],
+        &format!("treatment `x`; expected {expected}"),
+    );
+    let words = |text: &str| format!("{:#}", text.parse::<Treatment>().unwrap());
+    assert_eq!(
+        ["500", "dense", "half", "top-k 1.5"].map(words),
+        ["bins of 500", "dense", "f16", "largest 1.5%"]
+    );
 }
 
 #[test]

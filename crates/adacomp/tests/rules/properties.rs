@@ -1,9 +1,9 @@
 //! Properties, on cases that proptest makes up.
 
 use crate::support::{Random, one_layer, residuals, sent};
-use adacomp::codec::{decode_range, encode_range};
+use adacomp::internal::{decode_range, encode_range};
 use adacomp::{
-    AverageError, Averager, Codec, Compressor, Expected, Frame, FrameWriter, Header, Kernel, Outcome, Packet,
+    AverageError, Averager, Codec, Compressor, Frame, FrameWriter, Header, Kernel, Outcome, Packet,
     Parameter, Policy, Selected, Sparse, Treatment,
 };
 use proptest::prelude::*;
@@ -114,7 +114,7 @@ proptest! {
             writer.section(0, packet);
             writer.finish();
             let mut frame = Frame::default();
-            prop_assert_eq!(frame.decode(&bytes, &layout, Expected::All), Ok(header));
+            prop_assert_eq!(frame.decode(&bytes, &layout), Ok(header));
             prop_assert_eq!(frame.packets().collect::<Vec<_>>(), [(0, packet)]);
         }
     }
@@ -174,7 +174,7 @@ proptest! {
         bytes.extend_from_slice(&checksum.to_le_bytes());
         let mut output = vec![0.0; elements];
         let mut frame = Frame::default();
-        let decoded = frame.decode(&bytes, &layout, Expected::All);
+        let decoded = frame.decode(&bytes, &layout);
         if decoded.is_ok() {
             frame.packets().for_each(|(_, packet)| packet.add_to(&mut output));
             prop_assert!(output.iter().all(|value| value.is_finite()));
@@ -183,7 +183,7 @@ proptest! {
         let mut average = vec![0.0; elements];
         match Averager::new(layout).average(0, &[&bytes], &mut [&mut average]) {
             Ok(Outcome::Averaged) => prop_assert!(decoded.is_ok() && average == output),
-            Err(AverageError::Frame { cause, .. }) => prop_assert_eq!(decoded, Err(cause)),
+            Err(AverageError::Frame { source, .. }) => prop_assert_eq!(decoded, Err(source)),
             _ => prop_assert!(decoded.is_ok()),
         }
     }
@@ -192,7 +192,7 @@ proptest! {
     #[test]
     fn any_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let layout = one_layer(1000, 50);
-        prop_assert!(Frame::default().decode(&bytes, &layout, Expected::All).is_err());
+        prop_assert!(Frame::default().decode(&bytes, &layout).is_err());
     }
 
     /// What all learners get is what all learners sent: over many steps, sent plus kept is all gradients.
@@ -210,7 +210,7 @@ proptest! {
                 let gradient = random.gradient(700);
                 given.iter_mut().zip(&gradient).for_each(|(sum, &value)| *sum += f64::from(value));
                 compressor.compress(&[("weight", gradient.as_slice().into())]).unwrap();
-                compressor.encode(Codec::Rice, learner as u32, step, &mut frames[learner]).unwrap();
+                compressor.encode(Codec::Rice, learner, step, &mut frames[learner]).unwrap();
             }
             let outcome = averager.average(step, &frames, &mut [&mut output]).unwrap();
             prop_assert_eq!(outcome, Outcome::Averaged);

@@ -361,7 +361,7 @@ fn statistics_count_what_was_sent() {
     assert_eq!(all[1].elements, 2400);
     assert_eq!(all[1].selected, selected(&compressor, 1).len());
     assert!(all[1].scale > 0.0);
-    assert_eq!(all[1].rate(), Some(9600.0 / all[1].bytes as f64));
+    assert_eq!(all[1].frame_ratio(), Some(9600.0 / all[1].bytes as f64));
     assert_eq!((all[2].selected, all[2].scale), (40, 0.0));
     assert_eq!(all[2].bytes, 40 * 4 + 4);
     compressor.commit().unwrap();

@@ -2,8 +2,8 @@
 
 use crate::support::{Random, gradients, named, one_layer, small_model};
 use adacomp::{
-    AverageError, Averager, Codec, Compressor, DecodeError, Expected, Frame, FrameWriter, Header, Layout,
-    Packet, Parameter, Policy, Selected, Sparse,
+    AverageError, Averager, Codec, CompressError, Compressor, DecodeError, Frame, FrameWriter, Header,
+    Layout, Packet, Parameter, Policy, Selected, Sparse,
 };
 
 /// A frame of one layer with these elements.
@@ -44,10 +44,10 @@ pub(crate) fn crc32(bytes: &[u8]) -> u32 {
 /// What reading a frame says, which is also what checking it for an average says.
 fn decode(bytes: &[u8], layout: &Layout) -> Result<Header, DecodeError> {
     let mut frame = Frame::default();
-    let result = frame.decode(bytes, layout, Expected::All);
-    let checked = Averager::new(layout.clone()).check(3, &[bytes], Expected::All);
+    let result = frame.decode(bytes, layout);
+    let checked = Averager::new(layout.clone()).check(3, &[bytes]);
     match checked {
-        Err(AverageError::Frame { cause, .. }) => assert_eq!(result, Err(cause)),
+        Err(AverageError::Frame { source, .. }) => assert_eq!(result, Err(source)),
         _ => assert!(result.is_ok(), "{checked:?}"),
     }
     assert_eq!(frame.header().is_some(), result.is_ok());
@@ -202,19 +202,35 @@ fn frames_of_some_layers_are_told_from_whole_ones() {
     compressor.encode(Codec::Rice, 0, 0, &mut whole).unwrap();
     compressor.encode_layers(Codec::Rice, 0, 0, &[0, 2], &mut part).unwrap();
     let mut frame = Frame::default();
-    assert!(frame.decode(&part, &layout, Expected::Layers(&[0, 2])).is_ok());
+    assert!(frame.decode_layers(&part, &layout, &[0, 2]).is_ok());
     assert_eq!(frame.packets().map(|(layer, _)| layer).collect::<Vec<_>>(), [0, 2]);
     for (layer, packet) in frame.packets() {
         assert_eq!(Some(packet), compressor.packet(layer));
     }
-    for (bytes, expected) in [
-        (&part, Expected::All),
-        (&part, Expected::Layers(&[0, 1])),
-        (&part, Expected::Layers(&[0])),
-        (&whole, Expected::Layers(&[0, 2])),
-    ] {
-        assert!(matches!(frame.decode(bytes, &layout, expected), Err(DecodeError::Layer { .. })));
+    assert!(matches!(frame.decode(&part, &layout), Err(DecodeError::Layer { .. })));
+    for (bytes, layers) in [(&part, &[0, 1][..]), (&part, &[0]), (&whole, &[0, 2])] {
+        assert!(matches!(frame.decode_layers(bytes, &layout, layers), Err(DecodeError::Layer { .. })));
     }
+}
+
+#[test]
+fn a_learner_number_has_32_bits_on_the_wire() {
+    let layout = small_model(Policy::adacomp());
+    let mut compressor = Compressor::new(layout.clone());
+    compressor.compress(&named(&layout, &gradients(&layout, &mut Random(43)))).unwrap();
+    let (last, mut bytes) = (u32::MAX as usize, Vec::new());
+    compressor.encode(Codec::Rice, last, 0, &mut bytes).unwrap();
+    assert_eq!(Frame::default().decode(&bytes, &layout).unwrap().learner, last);
+    let refused = compressor.encode(Codec::Rice, last + 1, 0, &mut bytes);
+    assert_eq!(refused, Err(CompressError::Learner { learner: last + 1 }));
+}
+
+#[test]
+fn what_is_wrong_with_a_frame_is_the_source_of_the_error() {
+    let layout = small_model(Policy::adacomp());
+    let error = Averager::new(layout).check(0, &[b"nothing"]).unwrap_err();
+    let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<DecodeError>());
+    assert_eq!(source, Some(&DecodeError::Truncated { part: "the header" }));
 }
 
 #[test]
