@@ -71,7 +71,7 @@ fn compress(kernel: Kernel, bin: u32, length: usize, rounds: usize, gradients: &
             selected.push(compressor.statistics().map(|layer| layer.selected).sum::<usize>() as f64);
         }
     }
-    report("compress", kernel.name(), bin, length, &mut limits, &mut times, &mut selected);
+    report("compress", &kernel.to_string(), bin, length, &mut limits, &mut times, &mut selected);
 }
 
 /// Encoding and decoding at 1% density.

@@ -1,6 +1,5 @@
 //! What one layer sends in one step, in memory.
 
-use crate::kernel::prefetch;
 use std::ops::Range;
 
 /// One selected element: its index in the tensor, and the sign of what is sent.
@@ -91,19 +90,6 @@ impl<'a> Sparse<'a> {
         self.selected.iter().map(move |element| (element.index(), self.values[element.sign()]))
     }
 
-    /// Adds what was sent to `output`. Nearly every element is in a cache line of its own, so they are asked for ahead.
-    fn add_to(&self, output: &mut [f32]) {
-        const AHEAD: usize = 64;
-        let output_start = output.as_ptr();
-        let mut add = |element: &Selected| output[element.index()] += self.values[element.sign()];
-        let rest = self.selected.get(AHEAD..).unwrap_or_default();
-        for (element, later) in self.selected.iter().zip(rest) {
-            prefetch(output_start.wrapping_add(later.index()));
-            add(element);
-        }
-        self.selected[rest.len()..].iter().for_each(add);
-    }
-
     /// Takes what was sent from `residual`.
     pub(crate) fn take_from(&self, residual: &mut [f32]) {
         self.elements().for_each(|(index, value)| residual[index] -= value);
@@ -120,7 +106,7 @@ impl Packet<'_> {
             Self::Dense(values) => {
                 output[..values.len()].iter_mut().zip(*values).for_each(|(sum, value)| *sum += value);
             }
-            Self::Sparse(sparse) => sparse.add_to(output),
+            Self::Sparse(sparse) => sparse.elements().for_each(|(index, value)| output[index] += value),
         }
     }
 

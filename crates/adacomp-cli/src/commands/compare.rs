@@ -113,7 +113,7 @@ fn write_report(
             .into_iter()
             .filter(|(name, _)| name != "scheme")
             .collect(),
-        machine: format!("{} threads, {} kernel", session.threads, adacomp::Kernel::best().name()),
+        machine: format!("{} threads, {} kernel", session.threads, adacomp::Kernel::best()),
         runs: runs.iter().map(|(scheme, ended)| (value_name(*scheme), &ended.history)).collect(),
     };
     write_atomically(&folder.join(REPORT), report::page(&data)?.as_bytes())

@@ -4,11 +4,14 @@
 //! there before anything was stored, so both vectors give the same bits for the elements they share.
 #![allow(unsafe_code)]
 
-use super::cursor::{self, Cursor};
-use super::{MAGNITUDE, Run, scalar};
+use super::{INFINITE, MAGNITUDE, Run, scalar};
+use crate::packet::{Selected, make_room};
 use std::arch::x86_64::*;
 
 const LANES: usize = 8;
+
+/// How far ahead memory is asked for: past the block whose old selections are being subtracted meanwhile.
+const AHEAD: usize = 2 * crate::blocks::BLOCK;
 
 /// Proof that this machine has AVX2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +39,23 @@ impl Avx2 {
 
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 fn all_bins<const PLAIN: bool>(run: Run<'_>) {
-    cursor::by_size!(run, 1 2 3 4 5 6 7 8)
+    // Entries are written a vector at a time, so up to a vector past the last that counts.
+    let mut cursor = Cursor::new(run, LANES);
+    let bins = &mut cursor;
+    // The number of a small bin's vectors is known when its loop is compiled.
+    match bins.bin.div_ceil(LANES) {
+        1 => small::<1, PLAIN>(bins),
+        2 => small::<2, PLAIN>(bins),
+        3 => small::<3, PLAIN>(bins),
+        4 => small::<4, PLAIN>(bins),
+        5 => small::<5, PLAIN>(bins),
+        6 => small::<6, PLAIN>(bins),
+        7 => small::<7, PLAIN>(bins),
+        8 => small::<8, PLAIN>(bins),
+        _ => large::<PLAIN>(bins),
+    }
+    // SAFETY: `next` moves only past entries that have been written.
+    unsafe { cursor.finish() };
 }
 
 /// Bins of up to eight vectors, of which the last may overlap, kept in registers between the two passes.
@@ -271,3 +290,83 @@ static HIT_LANES: [[u8; LANES]; 256] = {
     }
     table
 };
+
+/// A run as pointers that walk over it bin by bin.
+struct Cursor<'a> {
+    /// The current bin's `R`, then `G`.
+    residual: *mut f32,
+    /// The current bin's `dW`.
+    gradient: *const f32,
+    /// Elements of a bin.
+    bin: usize,
+    /// `f - 1`.
+    extra: f32,
+    /// Twice the index of the bin's first element: an entry of the selection without its sign.
+    entry: u32,
+    /// Where the next entry goes, in the spare capacity of `selected`.
+    next: *mut u32,
+    maxima: std::slice::IterMut<'a, f32>,
+    selected: &'a mut Vec<Selected>,
+}
+
+impl<'a> Cursor<'a> {
+    /// Starts at the first bin, with room for an entry for every element and `slack` more.
+    fn new(run: Run<'a>, slack: usize) -> Self {
+        make_room(run.selected, run.residual.len() + slack);
+        let next = run.selected.spare_capacity_mut().as_mut_ptr().cast();
+        Self {
+            residual: run.residual.as_mut_ptr(),
+            gradient: run.gradient.as_ptr(),
+            bin: run.bin,
+            extra: run.extra,
+            entry: run.first << 1,
+            next,
+            maxima: run.maxima.iter_mut(),
+            selected: run.selected,
+        }
+    }
+
+    /// Bins that are left.
+    #[inline(always)]
+    fn bins(&self) -> usize {
+        self.maxima.len()
+    }
+
+    /// Writes the current bin's maximum down, given as bits; whether the bin is finite.
+    #[inline(always)]
+    fn record(&mut self, peak: u32) -> bool {
+        let finite = peak < INFINITE;
+        if let Some(maximum) = self.maxima.next() {
+            *maximum = if finite { f32::from_bits(peak) } else { f32::NAN };
+        }
+        finite
+    }
+
+    /// Goes to the next bin.
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.residual = self.residual.wrapping_add(self.bin);
+        self.gradient = self.gradient.wrapping_add(self.bin);
+        self.entry = self.entry.wrapping_add(2 * self.bin as u32);
+    }
+
+    /// Asks for memory that will be needed soon.
+    #[inline(always)]
+    fn prefetch(&self, at: usize) {
+        for address in [self.residual.cast_const(), self.gradient] {
+            // SAFETY: every x86-64 machine has SSE, and prefetching is allowed at any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.wrapping_add(at + AHEAD).cast()) };
+        }
+    }
+
+    /// Makes the entries part of the selection.
+    ///
+    /// # Safety
+    /// Every entry before `next` must have been written.
+    unsafe fn finish(self) {
+        let start = self.selected.as_ptr().cast::<u32>();
+        // SAFETY: both point into the vector's one allocation, which `new` reserved and which has not moved since; the
+        // entries are there by the contract above.
+        unsafe { self.selected.set_len(self.next.offset_from_unsigned(start)) };
+    }
+}

@@ -7,18 +7,13 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod cursor;
-mod prefetch;
 mod scalar;
 mod stream;
 #[cfg(test)]
 mod testkit;
 
 use crate::packet::Selected;
-pub(crate) use prefetch::prefetch;
+use std::fmt;
 pub use stream::write_blocks;
 
 /// Consecutive bins of one tensor, all of one length.
@@ -65,8 +60,6 @@ enum Variant {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2(avx2::Avx2),
-    #[cfg(target_arch = "x86_64")]
-    Avx512(avx512::Avx512),
 }
 
 impl Kernel {
@@ -81,26 +74,13 @@ impl Kernel {
             Some(Variant::Scalar),
             #[cfg(target_arch = "x86_64")]
             avx2::Avx2::new().map(Variant::Avx2),
-            #[cfg(target_arch = "x86_64")]
-            avx512::Avx512::new().map(Variant::Avx512),
         ];
         variants.into_iter().flatten().map(Self).collect()
     }
 
-    /// The variant of this name, if this machine can run it.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::all().into_iter().find(|kernel| kernel.name() == name)
-    }
-
-    /// `scalar`, `avx2` or `avx512`.
-    pub fn name(self) -> &'static str {
-        match self.0 {
-            Variant::Scalar => "scalar",
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx2(_) => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx512(_) => "avx512",
-        }
+    /// Returns the definition of the rule, which runs everywhere.
+    pub fn scalar() -> Self {
+        Self(Variant::Scalar)
     }
 
     pub(crate) fn run(self, run: Run<'_>) {
@@ -109,8 +89,17 @@ impl Kernel {
             Variant::Scalar => scalar::run(run),
             #[cfg(target_arch = "x86_64")]
             Variant::Avx2(avx2) => avx2.run(run),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx512(avx512) => avx512.run(run),
         }
+    }
+}
+
+/// Writes `scalar` or `avx2`.
+impl fmt::Display for Kernel {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self.0 {
+            Variant::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2(_) => "avx2",
+        })
     }
 }

@@ -7,18 +7,9 @@ const BINS: [usize; 10] = [1, 2, 7, 16, 50, 63, 64, 500, 501, 16384];
 
 #[test]
 fn every_length_and_bin() {
-    for round in 0..2 {
+    for round in 0..3 {
         check_all(0..2001, round);
     }
-}
-
-/// A part of the above that is fast enough for an emulator.
-#[test]
-fn some_lengths_and_every_bin() {
-    // The caller of an emulated run looks for the variant that it wants to see run.
-    let names: Vec<_> = Kernel::all().iter().map(|kernel| kernel.name()).collect();
-    println!("kernels: {}", names.join(" "));
-    check_all((0..140).chain((140..2001).step_by(97)), 9);
 }
 
 #[test]
@@ -34,12 +25,7 @@ fn one_bad_element_anywhere_spoils_its_bin_only() {
                 for bin in 0..3 {
                     let here = bin * 50..bin * 50 + 50;
                     let expected = if here.contains(&at) { 0.5f32 } else { 0.75 };
-                    assert_eq!(
-                        result.residual[here.clone()],
-                        [expected.to_bits(); 50],
-                        "{} at {at}",
-                        kernel.name()
-                    );
+                    assert_eq!(result.residual[here.clone()], [expected.to_bits(); 50], "{kernel} at {at}");
                     assert_eq!(f32::from_bits(result.maxima[bin]).is_nan(), here.contains(&at));
                 }
                 assert!(result.selected.iter().all(|element| element.index() / 50 != at / 50));
@@ -58,7 +44,7 @@ fn a_sum_that_overflows_is_bad_too() {
         let result = case.run(kernel);
         assert!(f32::from_bits(result.maxima[1]).is_nan());
         assert_eq!(result.residual[20], f32::MAX.to_bits());
-        assert_eq!(result.selected.len(), 48, "{}", kernel.name());
+        assert_eq!(result.selected.len(), 48, "{kernel}");
     }
 }
 
@@ -68,12 +54,7 @@ fn check_all(lengths: impl Iterator<Item = usize>, round: u64) {
             let case = Case::new(length, bin, (length * 20_000 + bin) as u64 ^ round << 40);
             let expected = case.naive();
             for kernel in Kernel::all() {
-                assert_eq!(
-                    case.run(kernel),
-                    expected,
-                    "{} length {length} bin {bin} round {round}",
-                    kernel.name()
-                );
+                assert_eq!(case.run(kernel), expected, "{kernel} length {length} bin {bin} round {round}");
             }
         }
     }
