@@ -53,7 +53,9 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(averaged, header.learner == 0 && !header.non_finite);
         let mut written = Vec::new();
         let mut writer = FrameWriter::new(&header, layout, &mut written);
-        for (layer, packet) in frame.packets() {
+        let (mut values, mut selected) = (Vec::new(), Vec::new());
+        for (position, layer) in frame.sections().map(|section| section.layer).enumerate() {
+            let packet = frame.packet(position, &mut values, &mut selected);
             let mut output = vec![0.0; layout[layer].elements()];
             packet.add_to(&mut output);
             assert!(output.iter().all(|value| value.is_finite()));
@@ -62,7 +64,12 @@ fuzz_target!(|data: &[u8]| {
         }
         writer.finish();
         assert_eq!(again.decode(&written, layout), Ok(header));
-        assert!(frame.packets().eq(again.packets()));
+        assert_eq!(frame.sections().len(), again.sections().len());
+        for position in 0..frame.sections().len() {
+            let (mut other_values, mut other_selected) = (Vec::new(), Vec::new());
+            let other = again.packet(position, &mut other_values, &mut other_selected);
+            assert_eq!(frame.packet(position, &mut values, &mut selected), other);
+        }
         assert!(written.len() <= bytes.len(), "a frame that is longer than it needs to be was accepted");
     });
 });

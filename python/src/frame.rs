@@ -47,7 +47,9 @@ impl Frame {
     /// For each parameter what was sent: indices and values, as arrays.
     fn packets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        for (layer, packet) in self.frame.packets() {
+        let (mut dense, mut selected) = (Vec::new(), Vec::new());
+        for (position, section) in self.frame.sections().enumerate() {
+            let packet = self.frame.packet(position, &mut dense, &mut selected);
             let (indices, values): (Vec<u32>, Vec<f32>) = match packet {
                 Packet::Dense(values) => ((0..values.len() as u32).collect(), values.to_vec()),
                 Packet::Sparse(sparse) => {
@@ -58,7 +60,7 @@ impl Frame {
             };
             let indices: Vec<u8> = indices.into_iter().flat_map(u32::to_ne_bytes).collect();
             let arrays = [array(py, &indices, "uint32")?, f32_array(py, &values)?];
-            all.set_item(self.layout[layer].name(), PyTuple::new(py, arrays)?)?;
+            all.set_item(self.layout[section.layer].name(), PyTuple::new(py, arrays)?)?;
         }
         Ok(all)
     }
@@ -66,11 +68,13 @@ impl Frame {
     /// Adds what was sent to a float32 buffer for each parameter name that the frame has.
     fn add_to(&self, py: Python<'_>, output: &Bound<'_, PyDict>) -> PyResult<()> {
         let mut slices = Vec::new();
-        for (layer, _) in self.frame.packets() {
-            slices.push(output_of(output, &self.layout[layer])?);
+        for section in self.frame.sections() {
+            slices.push(output_of(output, &self.layout[section.layer])?);
         }
         py.detach(|| {
-            for ((_, packet), floats) in self.frame.packets().zip(&mut slices) {
+            let (mut values, mut selected) = (Vec::new(), Vec::new());
+            for (position, floats) in slices.iter_mut().enumerate() {
+                let packet = self.frame.packet(position, &mut values, &mut selected);
                 floats.write(0..floats.len(), &mut Vec::new(), |output| packet.add_to(output));
             }
         });

@@ -5,7 +5,7 @@ use crate::compressor::read_codec;
 use crate::exchange::{failed, non_finite, read_strategy};
 use crate::layout::Layout;
 use crate::refused;
-use adacomp::{Codec, Treatment, entropy_bytes};
+use adacomp::{Codec, Treatment, entropy_bytes, section_bytes};
 use adacomp_exchange::{Exchange, LearnerState, Local, Options, local};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -89,7 +89,10 @@ impl Learners {
             let Some(compressor) = protocol.compressor(learner) else { continue };
             for (layer, sums) in sums.iter_mut().enumerate() {
                 let statistics = compressor.layer_statistics(layer);
-                let coded = |codec| compressor.last_bytes(layer, codec).map(|bytes| bytes as f64);
+                let coded = |codec| {
+                    let packet = compressor.last_packet(layer)?;
+                    Some(section_bytes(&layout, layer, packet, codec) as f64)
+                };
                 let bytes = if layout[layer].treatment == Treatment::Half { 2.0 } else { 4.0 };
                 let whole = bytes * statistics.elements as f64;
                 let (sizes, selects) = match (coded(Codec::Rice), coded(Codec::Paper)) {

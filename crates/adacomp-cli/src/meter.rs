@@ -1,7 +1,7 @@
 //! Counting what an epoch costs: loss, bytes, time.
 
 use crate::history::{LayerEpoch, Rates, Seconds, number};
-use adacomp::{Codec, Header, Kind, Layer, Layout, entropy_bytes};
+use adacomp::{Codec, Header, Kind, Layer, Layout, entropy_bytes, section_bytes};
 use adacomp_exchange::{Exchange, Strategy, Transport};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -58,8 +58,11 @@ impl Sums {
             let section = statistics.bytes as f64;
             *sum += section;
             bytes += section;
-            let (paper, floor) = match compressor.last_bytes(layer, Codec::Paper) {
-                Some(paper) => (paper as f64, entropy_bytes(statistics.elements, statistics.selected)),
+            let (paper, floor) = match compressor.last_packet(layer) {
+                Some(packet) => {
+                    let paper = section_bytes(compressor.layout(), layer, packet, Codec::Paper);
+                    (paper as f64, entropy_bytes(statistics.elements, statistics.selected))
+                }
                 None => (section, section),
             };
             // A run that was begun before these were counted has none.

@@ -6,8 +6,8 @@
 mod common;
 
 use adacomp::{
-    Codec, Compressor, Frame, FrameWriter, Header, Kernel, Layout, Packet, Parameter, Policy, Selected,
-    Sending, Sparse, Treatment,
+    Averager, Codec, Compressor, FrameWriter, Header, Kernel, Layout, Outcome, Packet, Parameter, Policy,
+    Selected, Sending, Sparse, Treatment,
 };
 use common::{Gradients, Random, flag, median, number, print, text, time};
 use std::hint::black_box;
@@ -74,15 +74,16 @@ fn compress(kernel: Kernel, bin: u32, length: usize, rounds: usize, gradients: &
     report("compress", &kernel.to_string(), bin, length, &mut limits, &mut times, &mut selected);
 }
 
-/// Encoding and decoding at 1% density.
+/// Encoding, and averaging as learners do, at 1% density.
 fn wire(bin: u32, length: usize, rounds: usize) {
     let layout = layout(length, bin);
     let mut random = Random::new(3);
     let mut residual = vec![0.0; length];
     let gradient = vec![1.0; length];
     let mut output = vec![0.0; length];
-    let (mut bytes, mut frame) = (Vec::new(), Frame::default());
-    let (mut limits, mut encodes, mut decodes, mut counts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut bytes, mut averager) = (Vec::new(), Averager::new(layout.clone()));
+    let (mut limits, mut encodes, mut averages, mut counts) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..WARM_UP + rounds {
         let selected: Vec<_> = (0..length as u32)
             .filter_map(|index| {
@@ -104,19 +105,20 @@ fn wire(bin: u32, length: usize, rounds: usize) {
             writer.section(0, black_box(packet));
             writer.finish();
         });
-        let decode = time(|| {
-            frame.decode(black_box(&bytes), &layout).expect("a valid frame");
-            frame.packets().for_each(|(_, packet)| packet.add_to(&mut output));
+        let average = time(|| {
+            let frames = [black_box(&bytes)];
+            let outcome = averager.average(round as u64, &frames, &mut [&mut output]);
+            assert_eq!(outcome, Ok(Outcome::Averaged));
         });
         if round >= WARM_UP {
             limits.push(limit);
             encodes.push(encode);
-            decodes.push(decode);
+            averages.push(average);
             counts.push(selected.len() as f64);
         }
     }
     report("encode", "scalar", bin, length, &mut limits, &mut encodes, &mut counts);
-    report("decode_add", "scalar", bin, length, &mut limits, &mut decodes, &mut counts);
+    report("average", "scalar", bin, length, &mut limits, &mut averages, &mut counts);
 }
 
 fn report(

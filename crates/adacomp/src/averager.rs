@@ -3,14 +3,14 @@
 use crate::error::AverageError;
 use crate::kernel::write_blocks;
 use crate::layout::Layout;
-use crate::wire::{Adder, Checked, Expected};
+use crate::wire::{Adder, Expected, Frame};
 use std::sync::Arc;
 
 /// Averages the frames of a step. It keeps its memory from step to step: the bytes of the frames, and little more.
 #[derive(Debug, Clone)]
 pub struct Averager {
     layout: Arc<Layout>,
-    frames: Vec<Checked>,
+    frames: Vec<Frame>,
     /// Whether the frames are a step's that can be averaged.
     ready: bool,
     /// Those of the layer that is being written, or none.
@@ -85,11 +85,11 @@ impl Averager {
         frames: &[impl AsRef<[u8]>],
         expected: Expected<'_>,
     ) -> Result<Outcome, AverageError> {
-        self.frames.resize_with(frames.len(), Checked::default);
+        self.frames.resize_with(frames.len(), Frame::default);
         let mut non_finite = None;
         for (learner, (frame, bytes)) in self.frames.iter_mut().zip(frames).enumerate() {
             let header = frame
-                .check(bytes.as_ref(), &self.layout, expected)
+                .decode_expected(bytes.as_ref(), &self.layout, expected)
                 .map_err(|source| AverageError::Frame { learner, source })?;
             if header.learner != learner {
                 return Err(AverageError::Learner { expected: learner, actual: header.learner });
@@ -109,7 +109,7 @@ impl Averager {
     pub fn sections(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let frames = if self.ready { self.frames.as_slice() } else { &[] };
         frames.iter().enumerate().flat_map(|(learner, frame)| {
-            frame.section_bytes().map(move |(layer, bytes)| (learner, layer, bytes))
+            frame.sections().map(move |section| (learner, section.layer, section.bytes))
         })
     }
 
@@ -117,7 +117,7 @@ impl Averager {
     /// they have, in their order.
     pub fn write(&mut self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
         let first = self.frames.first().filter(|_| self.ready).ok_or(AverageError::Empty)?;
-        let mut layers = first.section_bytes().map(|(layer, _)| self.layout[layer].elements());
+        let mut layers = first.sections().map(|section| self.layout[section.layer].elements());
         for position in 0..output.len().max(layers.len()) {
             let (expected, slice) = (layers.next(), output.get(position));
             if expected != slice.map(|slice| slice.len()) {
@@ -129,7 +129,7 @@ impl Averager {
         let mut adders = Adder::reuse(std::mem::take(&mut self.adders));
         for (position, slice) in output.iter_mut().enumerate() {
             adders.clear();
-            adders.extend(self.frames.iter().map(|frame| frame.adder(position, &self.layout)));
+            adders.extend(self.frames.iter().map(|frame| frame.adder(position)));
             write_blocks(slice, share, |start, sum| {
                 adders.iter_mut().for_each(|adder| adder.add_block(start, sum));
             });

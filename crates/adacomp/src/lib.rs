@@ -26,9 +26,8 @@ mod readme {}
 pub mod internal {
     pub use crate::kernel::write_blocks;
     pub use crate::layout::check_ascending;
-    pub use crate::wire::bits::{BitReader, BitWriter};
+    pub use crate::wire::bits::{BitReader, BitWriter, read_varint, write_varint};
     pub use crate::wire::rice::{decode_range, encode_range, usual_parameter};
-    pub use crate::wire::varint::{read as read_varint, write as write_varint};
 }
 
 pub use averager::{Averager, Outcome};
@@ -42,5 +41,7 @@ pub use packet::{Packet, Selected, Sparse};
 pub use policy::{Kind, MAX_BIN, Parameter, Policy, Treatment};
 pub use scale::Scale;
 pub use state::SavedBy;
-pub use statistics::{LayerStatistics, ResidualStatistics, entropy_bytes};
-pub use wire::{Codec, Form, Frame, FrameWriter, Header, Outline, SectionOutline, VERSION};
+pub use statistics::{LayerStatistics, ResidualStatistics};
+pub use wire::{
+    Codec, Form, Frame, FrameWriter, Header, Section, VERSION, entropy_bytes, outline, section_bytes,
+};

@@ -23,14 +23,6 @@ impl LayerStatistics {
     }
 }
 
-/// The fewest bytes on average for the signs of so many selected elements and their places, if these do not depend on each other:
-/// `n h(k/n) + k` bits, where `h` is the binary entropy. A code that knows of bins could do with a little less.
-pub fn entropy_bytes(elements: usize, selected: usize) -> f64 {
-    let share = selected as f64 / elements.max(1) as f64;
-    let bits = |share: f64| if share > 0.0 { -share * share.log2() } else { 0.0 };
-    (elements as f64 * (bits(share) + bits(1.0 - share)) + selected as f64) / 8.0
-}
-
 /// The size of a residual. Unlike [`LayerStatistics`] it takes a pass over memory, so sample it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidualStatistics {
@@ -55,18 +47,5 @@ impl ResidualStatistics {
         blocks.iter().for_each(|block| add(block));
         add(rest);
         Self { norm: squares.iter().sum::<f64>().sqrt(), largest: largest.into_iter().fold(0.0, f32::max) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::entropy_bytes;
-
-    #[test]
-    fn a_coin_takes_a_bit_and_a_sign_another() {
-        assert_eq!(entropy_bytes(80, 0), 0.0);
-        assert_eq!(entropy_bytes(80, 40), 10.0 + 5.0);
-        assert_eq!(entropy_bytes(80, 80), 10.0);
-        assert_eq!(entropy_bytes(0, 0), 0.0);
     }
 }

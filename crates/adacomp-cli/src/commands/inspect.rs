@@ -4,7 +4,7 @@ use crate::End;
 use crate::checkpoint::Checkpoint;
 use crate::session::flat;
 use crate::show::{self, row, table};
-use adacomp::{Form, Outline, SavedBy};
+use adacomp::{Form, Header, SavedBy, Section, outline};
 use anyhow::{Context, Result};
 use safetensors::{Dtype, SafeTensors};
 use std::path::Path;
@@ -54,9 +54,9 @@ fn file(path: &Path) -> Result<String> {
     match SafeTensors::deserialize(&bytes) {
         Ok(tensors) => Ok(tensors_table(&bytes, &tensors)),
         Err(_) => {
-            let outline = Outline::read(&bytes)
+            let (header, sections) = outline(&bytes)
                 .with_context(|| format!("{} is neither a safetensors file nor a frame", path.display()))?;
-            Ok(frame_table(&outline, bytes.len()))
+            Ok(frame_table(&header, &sections, bytes.len()))
         }
     }
 }
@@ -81,8 +81,7 @@ fn tensors_table(bytes: &[u8], tensors: &SafeTensors<'_>) -> String {
     title + &table(&rows)
 }
 
-fn frame_table(outline: &Outline, bytes: usize) -> String {
-    let header = &outline.header;
+fn frame_table(header: &Header, sections: &[Section], bytes: usize) -> String {
     let mut text = format!(
         "frame of learner {}, step {}, codec {}, {bytes} bytes, fingerprint {:016x}\n",
         header.learner, header.step, header.codec, header.fingerprint
@@ -91,7 +90,7 @@ fn frame_table(outline: &Outline, bytes: usize) -> String {
         return text + "the learner's gradient is not finite: all learners drop this step\n";
     }
     let mut rows = vec![row(["layer", "elements are", "bytes"])];
-    for section in &outline.sections {
+    for section in sections {
         let form = match section.form {
             Form::Dense => "all, f32",
             Form::Half => "all, f16",

@@ -3,6 +3,7 @@
 use super::{Compressor, Store};
 use crate::error::CompressError;
 use crate::layout::check_ascending;
+use crate::packet::Packet;
 use crate::wire::{Codec, FrameWriter, Header};
 
 impl Compressor {
@@ -60,16 +61,12 @@ impl Compressor {
         Ok(())
     }
 
-    /// Bytes that the section of a layer of selected elements would have taken with another code, or with the same, in the last
-    /// committed step: for comparisons. None if it selected nothing in that step, or its residual was looked at since.
-    pub fn last_bytes(&self, layer: usize, codec: Codec) -> Option<usize> {
-        let (Store::Bins(residual, _) | Store::TopK(residual, _)) = &self.layers[layer].store else {
-            return None;
-        };
-        let packet = residual.last_sent()?;
-        let header =
-            Header { codec, non_finite: false, fingerprint: self.layout.fingerprint(), step: 0, learner: 0 };
-        let mut frame = Vec::new();
-        Some(FrameWriter::new(&header, &self.layout, &mut frame).section(layer, packet))
+    /// Returns what a layer of selected elements sent in the last committed step: for comparisons. None if it selected
+    /// nothing in that step, or its residual was looked at since.
+    pub fn last_packet(&self, layer: usize) -> Option<Packet<'_>> {
+        match &self.layers[layer].store {
+            Store::Bins(residual, _) | Store::TopK(residual, _) => residual.last_sent(),
+            Store::Dense(..) => None,
+        }
     }
 }

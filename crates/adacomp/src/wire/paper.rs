@@ -7,7 +7,7 @@
 
 use super::Cut;
 use crate::error::DecodeError;
-use crate::packet::{Selected, make_room};
+use crate::packet::Selected;
 
 /// The two word widths.
 trait Word {
@@ -112,15 +112,6 @@ impl<'a> Words<'a> {
     /// Bytes of a word.
     fn size(&self) -> usize {
         if self.cut.bin < WIDE { u8::SIZE } else { u16::SIZE }
-    }
-
-    /// Appends all that are left to `selected`.
-    pub(super) fn append_to(&mut self, selected: &mut Vec<Selected>) -> Result<(), DecodeError> {
-        make_room(selected, self.bytes.len() / self.size());
-        while let Some(element) = self.next()? {
-            selected.push(element);
-        }
-        Ok(())
     }
 
     /// The next elements, as many as there are or as `some` has room for; how many.

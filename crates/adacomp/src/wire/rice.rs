@@ -4,8 +4,7 @@
 //! before, `g = index - previous - 1` (the first counts from -1), as `g >> k` zeros and a one, the sign (1 is negative),
 //! and the lowest `k` bits of `g`.
 
-use super::bits::{AT_HAND, BitReader, BitWriter};
-use super::varint;
+use super::bits::{AT_HAND, BitReader, BitWriter, read_varint, write_varint};
 use crate::error::DecodeError;
 use crate::packet::{Selected, make_room};
 use std::ops::Range;
@@ -14,7 +13,7 @@ use std::ops::Range;
 const MAX_PARAMETER: u32 = 30;
 
 pub(super) fn encode(selected: &[Selected], out: &mut Vec<u8>) {
-    varint::write(selected.len() as u32, out);
+    write_varint(selected.len() as u32, out);
     let Some(last) = selected.last() else { return };
     let parameter = best_parameter(selected, last.index() + 1);
     out.push(parameter as u8);
@@ -24,7 +23,7 @@ pub(super) fn encode(selected: &[Selected], out: &mut Vec<u8>) {
 /// Writes selected elements of a range without the parameter, which both sides take from how many there are: for many
 /// short ranges that byte would count.
 pub fn encode_range(selected: &[Selected], range: Range<usize>, out: &mut Vec<u8>) {
-    varint::write(selected.len() as u32, out);
+    write_varint(selected.len() as u32, out);
     encode_codes(selected, range.start, usual_parameter(selected.len(), range.len()), out);
 }
 
@@ -96,7 +95,7 @@ pub fn decode_range(
     layer: usize,
     selected: &mut Vec<Selected>,
 ) -> Result<(), DecodeError> {
-    let count = varint::read(bytes, "a count")? as usize;
+    let count = read_varint(bytes, "a count")? as usize;
     let parameter = usual_parameter(count, range.len());
     let mut codes = Codes::new(bytes, count, parameter, range, layer)?;
     codes.append_to(selected)?;
@@ -120,7 +119,7 @@ pub(super) struct Codes<'a> {
 impl<'a> Codes<'a> {
     /// What [`encode`] wrote.
     pub(super) fn open(mut bytes: &'a [u8], layer: usize, elements: usize) -> Result<Self, DecodeError> {
-        let count = varint::read(&mut bytes, "a count")? as usize;
+        let count = read_varint(&mut bytes, "a count")? as usize;
         if count == 0 {
             return match bytes.len() {
                 0 => Self::new(bytes, 0, 0, 0..elements, layer),

@@ -1,6 +1,6 @@
 //! Small models and gradients for the tests.
 
-use adacomp::{Compressor, Gradient, Layout, Packet, Parameter, Policy, Treatment};
+use adacomp::{Compressor, Frame, Gradient, Layout, Packet, Parameter, Policy, Treatment};
 use std::sync::Arc;
 
 /// A generator with a seed: xorshift.
@@ -78,4 +78,14 @@ pub(crate) fn residuals(compressor: &mut Compressor) -> Vec<Option<Vec<u32>>> {
 
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Whether a frame has these packets, by layer.
+pub(crate) fn has_packets<'a>(frame: &Frame, packets: impl IntoIterator<Item = (usize, Packet<'a>)>) -> bool {
+    let (mut values, mut selected) = (Vec::new(), Vec::new());
+    let mut packets = packets.into_iter();
+    let same = frame.sections().enumerate().all(|(position, section)| {
+        packets.next() == Some((section.layer, frame.packet(position, &mut values, &mut selected)))
+    });
+    same && packets.next().is_none()
 }

@@ -1,9 +1,9 @@
 //! Every rule of the wire format, broken once.
 
-use crate::support::{Random, gradients, named, one_layer, small_model};
+use crate::support::{Random, gradients, has_packets, named, one_layer, small_model};
 use adacomp::{
     AverageError, Averager, Codec, CompressError, Compressor, DecodeError, Frame, FrameWriter, Header,
-    Layout, Packet, Parameter, Policy, Selected, Sparse,
+    Layout, Packet, Parameter, Policy, Selected, Sparse, section_bytes,
 };
 
 /// A frame of one layer with these elements.
@@ -51,7 +51,7 @@ fn decode(bytes: &[u8], layout: &Layout) -> Result<Header, DecodeError> {
         _ => assert!(result.is_ok(), "{checked:?}"),
     }
     assert_eq!(frame.header().is_some(), result.is_ok());
-    assert!(result.is_ok() || frame.packets().len() == 0);
+    assert!(result.is_ok() || frame.sections().len() == 0);
     result
 }
 
@@ -203,10 +203,7 @@ fn frames_of_some_layers_are_told_from_whole_ones() {
     compressor.encode_layers(Codec::Rice, 0, 0, &[0, 2], &mut part).unwrap();
     let mut frame = Frame::default();
     assert!(frame.decode_layers(&part, &layout, &[0, 2]).is_ok());
-    assert_eq!(frame.packets().map(|(layer, _)| layer).collect::<Vec<_>>(), [0, 2]);
-    for (layer, packet) in frame.packets() {
-        assert_eq!(Some(packet), compressor.packet(layer));
-    }
+    assert!(has_packets(&frame, [0, 2].map(|layer| (layer, compressor.packet(layer).unwrap()))));
     assert!(matches!(frame.decode(&part, &layout), Err(DecodeError::Layer { .. })));
     for (bytes, layers) in [(&part, &[0, 1][..]), (&part, &[0]), (&whole, &[0, 2])] {
         assert!(matches!(frame.decode_layers(bytes, &layout, layers), Err(DecodeError::Layer { .. })));
@@ -266,11 +263,12 @@ fn the_last_step_is_measured_in_any_code() {
         let (paper, rice) = (taken(Codec::Paper), taken(Codec::Rice));
         compressor.commit().unwrap();
         for layer in 0..2 {
-            assert_eq!(compressor.last_bytes(layer, Codec::Paper), Some(paper[layer]));
-            assert_eq!(compressor.last_bytes(layer, Codec::Rice), Some(rice[layer]));
+            let packet = compressor.last_packet(layer).unwrap();
+            assert_eq!(section_bytes(&layout, layer, packet, Codec::Paper), paper[layer]);
+            assert_eq!(section_bytes(&layout, layer, packet, Codec::Rice), rice[layer]);
         }
-        assert_eq!(compressor.last_bytes(2, Codec::Rice), None);
+        assert_eq!(compressor.last_packet(2), None);
     }
     let _ = compressor.residual(0);
-    assert_eq!(compressor.last_bytes(0, Codec::Rice), None);
+    assert_eq!(compressor.last_packet(0), None);
 }
