@@ -2,7 +2,7 @@
 
 use crate::error::AverageError;
 use crate::kernel::write_blocks;
-use crate::layout::Layout;
+use crate::policy::Layout;
 use crate::wire::{Adder, Expected, Frame};
 use std::sync::Arc;
 

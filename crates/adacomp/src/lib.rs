@@ -1,22 +1,19 @@
 #![doc = include_str!("../README.md")]
 
 mod averager;
-mod blocks;
 mod compressor;
 mod error;
 mod gradient;
 mod kernel;
-mod layout;
 mod packet;
 mod policy;
 mod residual;
-mod scale;
+mod selection;
+#[cfg(feature = "state")]
 mod state;
-mod statistics;
-mod topk;
 mod wire;
 
-/// Has the code in the README of the whole project tested.
+/// Tests the code in the README of the project.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
@@ -25,23 +22,23 @@ mod readme {}
 #[doc(hidden)]
 pub mod internal {
     pub use crate::kernel::write_blocks;
-    pub use crate::layout::check_ascending;
+    pub use crate::policy::check_ascending;
     pub use crate::wire::bits::{BitReader, BitWriter, read_varint, write_varint};
     pub use crate::wire::rice::{decode_range, encode_range, usual_parameter};
 }
 
 pub use averager::{Averager, Outcome};
-pub use compressor::{Compressor, Sending};
-pub use error::{AverageError, CompressError, DecodeError, PolicyError, StateError, UnknownName};
+pub use compressor::{Compressor, LayerStatistics, Sending};
+pub use error::{AverageError, CompressError, DecodeError, PolicyError, UnknownName};
 pub use gradient::Gradient;
 pub use half;
 pub use kernel::Kernel;
-pub use layout::{Layer, Layout, MAX_ELEMENTS};
 pub use packet::{Packet, Selected, Sparse};
-pub use policy::{Kind, MAX_BIN, Parameter, Policy, Treatment};
-pub use scale::Scale;
-pub use state::SavedBy;
-pub use statistics::{LayerStatistics, ResidualStatistics};
+pub use policy::{Kind, Layer, Layout, MAX_BIN, MAX_ELEMENTS, Parameter, Policy, Treatment};
+pub use residual::ResidualStatistics;
+pub use selection::Scale;
+#[cfg(feature = "state")]
+pub use state::{SavedBy, StateError};
 pub use wire::{
     Codec, Form, Frame, FrameWriter, Header, Section, VERSION, entropy_bytes, outline, section_bytes,
 };

@@ -7,10 +7,9 @@
 //! What is unsubtracted is over when the next selection is complete, so a layer has room for one of the two: the next is made in a
 //! buffer that all layers share.
 
-use crate::blocks::{Rule, Scratch};
 use crate::gradient::Gradient;
 use crate::packet::{HighWaterMark, Packet, Selected, Sparse};
-use crate::topk;
+use crate::selection::{Rule, Scratch, select_top};
 
 /// Selected elements and what they are sent as.
 #[derive(Debug, Clone, Default)]
@@ -78,7 +77,7 @@ impl Residual {
         let bad = self.add_whole(gradient, factor, scratch);
         if bad == 0 {
             self.selection.values =
-                topk::select(&self.values, percent, &mut scratch.magnitudes, &mut self.selection.selected);
+                select_top(&self.values, percent, &mut scratch.magnitudes, &mut self.selection.selected);
         }
         self.pending = Pending::Selection;
         bad
@@ -179,5 +178,32 @@ impl Residual {
     pub(crate) fn subtracted(&mut self) -> &mut [f32] {
         self.subtract();
         &mut self.values
+    }
+}
+
+/// The size of a residual. Unlike [`LayerStatistics`] it takes a pass over memory, so sample it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ResidualStatistics {
+    /// The Euclidean norm.
+    pub norm: f64,
+    /// The largest magnitude.
+    pub largest: f32,
+}
+
+impl ResidualStatistics {
+    pub(crate) fn of(residual: &[f32]) -> Self {
+        // Independent sums, so that the loop is not one long chain of additions.
+        let mut squares = [0.0f64; 8];
+        let mut largest = [0.0f32; 8];
+        let (blocks, rest) = residual.as_chunks::<8>();
+        let mut add = |values: &[f32]| {
+            for ((square, largest), value) in squares.iter_mut().zip(&mut largest).zip(values) {
+                *square += f64::from(*value) * f64::from(*value);
+                *largest = largest.max(value.abs());
+            }
+        };
+        blocks.iter().for_each(|block| add(block));
+        add(rest);
+        Self { norm: squares.iter().sum::<f64>().sqrt(), largest: largest.into_iter().fold(0.0, f32::max) }
     }
 }

@@ -1,15 +1,89 @@
 //! Residuals to and from safetensors, also for another number of learners.
 
 use crate::compressor::Compressor;
-use crate::error::StateError;
-use crate::layout::Layout;
+use crate::error::list;
+use crate::policy::Layout;
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use thiserror::Error;
 
 const KEY: &str = "adacomp";
 const FORMAT: &str = "residuals 1";
+
+/// Saved residuals that cannot be loaded. The compressor is as it was.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// A step is open, so what was sent is not settled.
+    #[error("a step is open; commit or drop it before saving or loading")]
+    Open,
+    /// Not a readable safetensors file.
+    #[error("state of learner {learner}: {source}")]
+    File {
+        /// The position at which it was given.
+        learner: usize,
+        /// What safetensors says.
+        source: safetensors::SafeTensorError,
+    },
+    /// Safetensors, but not written by [`crate::Compressor::save`], or of other learners than given.
+    #[error(
+        "state {position}: `{key}` is {actual:?}, expected {expected:?}; give all saved states in learner order"
+    )]
+    Metadata {
+        /// The position at which it was given.
+        position: usize,
+        /// The metadata key.
+        key: &'static str,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        actual: Option<String>,
+    },
+    /// Other parameters than the model's.
+    #[error(
+        "saved residuals do not fit the model: missing {}; extra {}; reshaped {}",
+        list(missing),
+        list(extra),
+        list(reshaped)
+    )]
+    Parameters {
+        /// Compressed parameters of the model that are not in the file.
+        missing: Vec<String>,
+        /// Parameters in the file that the model does not compress.
+        extra: Vec<String>,
+        /// Parameters with another shape or type, as `name: saved -> expected`.
+        reshaped: Vec<String>,
+    },
+    /// A saved residual that is NaN or infinite.
+    #[error("state of learner {learner}: the residual of `{parameter}` is not finite")]
+    NonFinite {
+        /// The learner.
+        learner: usize,
+        /// The parameter.
+        parameter: String,
+    },
+    /// No state.
+    #[error("no saved state given")]
+    Empty,
+    /// States of which some have what owners keep and some have not, or not those of all owners.
+    #[error("{with} of {of} saved states have what their learners keep as owners; give all or none")]
+    Owners {
+        /// How many have it.
+        with: usize,
+        /// How many there are.
+        of: usize,
+    },
+    /// A learner number that is not below the number of learners.
+    #[error("learner {learner} of {learners}: learners are numbered from 0")]
+    Learner {
+        /// The learner.
+        learner: usize,
+        /// How many there are.
+        learners: usize,
+    },
+}
 
 /// Who saved a state, and before which step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

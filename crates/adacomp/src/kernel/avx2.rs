@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 const LANES: usize = 8;
 
 /// How far ahead memory is asked for: past the block whose old selections are being subtracted meanwhile.
-const AHEAD: usize = 2 * crate::blocks::BLOCK;
+const AHEAD: usize = 2 * crate::selection::BLOCK;
 
 /// Proof that this machine has AVX2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -40,7 +40,7 @@ impl Run<'_> {
         assert!(self.bin > 0);
         assert_eq!(self.residual.len(), self.gradient.len());
         assert_eq!(self.residual.len(), self.bin * self.maxima.len());
-        assert!(self.first as usize + self.residual.len() <= crate::layout::MAX_ELEMENTS);
+        assert!(self.first as usize + self.residual.len() <= crate::policy::MAX_ELEMENTS);
     }
 }
 

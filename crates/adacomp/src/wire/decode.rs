@@ -5,9 +5,8 @@
 
 use super::{Codec, Cut, Header, bits, paper, rice};
 use crate::error::DecodeError;
-use crate::layout::Layout;
 use crate::packet::{HighWaterMark, Packet, Selected, Sparse, make_room};
-use crate::policy::Treatment;
+use crate::policy::{Layout, Treatment};
 use half::f16;
 use std::ops::Range;
 

@@ -12,9 +12,8 @@ pub(crate) use decode::{Adder, Expected};
 pub use decode::{Form, Frame, Section, outline};
 
 use crate::error::{DecodeError, UnknownName};
-use crate::layout::Layout;
 use crate::packet::{Packet, Sparse};
-use crate::policy::{MAX_BIN, Treatment};
+use crate::policy::{Layout, MAX_BIN, Treatment};
 use half::f16;
 use std::fmt;
 use std::str::FromStr;

@@ -1,17 +1,13 @@
 //! A whole model's compression on one learner: its steps. `frames.rs` writes them, `residuals.rs` opens what is kept.
 
-mod frames;
-mod residuals;
-
-use crate::blocks::{Rule, Scratch};
 use crate::error::CompressError;
 use crate::gradient::Gradient;
 use crate::kernel::Kernel;
-use crate::layout::{Layer, Layout};
 use crate::packet::{Packet, Selected};
-use crate::policy::Treatment;
-use crate::residual::Residual;
-use crate::statistics::LayerStatistics;
+use crate::policy::{Layer, Layout, Treatment, check_ascending};
+use crate::residual::{Residual, ResidualStatistics};
+use crate::selection::{Rule, Scratch};
+use crate::wire::{Codec, FrameWriter, Header};
 use half::f16;
 use std::sync::Arc;
 
@@ -47,14 +43,14 @@ enum Store {
     /// What was not sent, to be selected from by this share of the whole.
     TopK(Residual, f32),
     /// The values of a layer that is sent whole, as f16 or not, within a step.
-    Dense(Vec<f32>, bool),
+    Dense(Vec<f32>),
 }
 
 impl Store {
     fn residual_mut(&mut self) -> Option<&mut Residual> {
         match self {
             Self::Bins(residual, _) | Self::TopK(residual, _) => Some(residual),
-            Self::Dense(..) => None,
+            Self::Dense(_) => None,
         }
     }
 }
@@ -69,6 +65,29 @@ pub enum Sending {
     Flush,
 }
 
+/// One layer in one step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LayerStatistics {
+    /// Elements of the layer.
+    pub elements: usize,
+    /// Elements sent.
+    pub selected: usize,
+    /// Bytes of its section in the last frame; 0 before it is encoded.
+    pub bytes: usize,
+    /// What a selected positive element is sent as: AdaComp's scale. 0 for a dense layer.
+    pub scale: f32,
+    /// Bins whose gradient is not finite; a dense layer counts as one bin.
+    pub bad_bins: usize,
+}
+
+impl LayerStatistics {
+    /// Returns how many times fewer bytes the section takes than dense f32, once it is encoded. A frame has 36 bytes more
+    /// than its sections.
+    pub fn frame_ratio(&self) -> Option<f64> {
+        (self.bytes > 0).then(|| (4 * self.elements) as f64 / self.bytes as f64)
+    }
+}
+
 impl Compressor {
     /// A compressor with empty residuals. One for each learner; all share the layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
@@ -77,8 +96,7 @@ impl Compressor {
             store: match layer.treatment {
                 Treatment::Bins(bin) => Store::Bins(Residual::new(layer.elements()), bin as usize),
                 Treatment::TopK(percent) => Store::TopK(Residual::new(layer.elements()), percent),
-                Treatment::Dense => Store::Dense(Vec::new(), false),
-                Treatment::Half => Store::Dense(Vec::new(), true),
+                Treatment::Dense | Treatment::Half => Store::Dense(Vec::new()),
             },
             compressed: false,
             statistics: LayerStatistics { elements: layer.elements(), ..Default::default() },
@@ -195,10 +213,10 @@ impl Compressor {
                 residual.select_bins(gradient, rule, scratch)
             }
             Store::TopK(residual, percent) => residual.select_top(gradient, factor, *percent, scratch),
-            Store::Dense(values, half) => {
+            Store::Dense(values) => {
                 values.clear();
                 values.extend_from_slice(gradient.read(0..gradient.len(), factor, scratch.converted()));
-                if *half {
+                if layout[layer].treatment == Treatment::Half {
                     values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
                 }
                 usize::from(!values.iter().all(|value| value.is_finite()))
@@ -290,7 +308,7 @@ impl Compressor {
         let LayerState { store, compressed, .. } = &self.layers[layer];
         match store {
             Store::Bins(residual, _) | Store::TopK(residual, _) => residual.packet(),
-            Store::Dense(values, _) => compressed.then_some(Packet::Dense(values)),
+            Store::Dense(values) => compressed.then_some(Packet::Dense(values)),
         }
     }
 
@@ -366,5 +384,108 @@ impl Compressor {
     /// What each layer sent in the last step.
     pub fn statistics(&self) -> impl ExactSizeIterator<Item = LayerStatistics> {
         self.layers.iter().map(|layer| layer.statistics)
+    }
+
+    /// Writes the open step as a frame, over what was in `frame`.
+    pub fn encode(
+        &mut self,
+        codec: Codec,
+        learner: usize,
+        step: u64,
+        frame: &mut Vec<u8>,
+    ) -> Result<(), CompressError> {
+        self.encode_numbers(codec, learner, step, 0..self.layers.len(), frame)
+    }
+
+    /// Writes some layers of the open step as a frame of their own. Their numbers must ascend.
+    pub fn encode_layers(
+        &mut self,
+        codec: Codec,
+        learner: usize,
+        step: u64,
+        layers: &[usize],
+        frame: &mut Vec<u8>,
+    ) -> Result<(), CompressError> {
+        check_ascending(&self.layout, layers)?;
+        self.encode_numbers(codec, learner, step, layers.iter().copied(), frame)
+    }
+
+    fn encode_numbers(
+        &mut self,
+        codec: Codec,
+        learner: usize,
+        step: u64,
+        layers: impl Iterator<Item = usize> + Clone,
+        frame: &mut Vec<u8>,
+    ) -> Result<(), CompressError> {
+        if !self.open {
+            return Err(CompressError::NotOpen);
+        }
+        if u32::try_from(learner).is_err() {
+            return Err(CompressError::Learner { learner });
+        }
+        self.check_compressed(layers.clone())?;
+        let non_finite = layers.clone().any(|layer| self.layers[layer].statistics.bad_bins > 0);
+        let fingerprint = self.layout.fingerprint();
+        let header = Header { codec, non_finite, fingerprint, step, learner };
+        let mut writer = FrameWriter::new(&header, &self.layout, frame);
+        if !non_finite {
+            for layer in layers {
+                if let Some(packet) = self.packet(layer) {
+                    self.layers[layer].statistics.bytes = writer.section(layer, packet);
+                }
+            }
+        }
+        writer.finish();
+        Ok(())
+    }
+
+    /// Returns what a layer of selected elements sent in the last committed step: for comparisons. None if it selected
+    /// nothing in that step, or its residual was looked at since.
+    pub fn last_packet(&self, layer: usize) -> Option<Packet<'_>> {
+        match &self.layers[layer].store {
+            Store::Bins(residual, _) | Store::TopK(residual, _) => residual.last_sent(),
+            Store::Dense(_) => None,
+        }
+    }
+
+    /// A layer's residual, while a step is open with what the step would send still in it; nothing for a layer that is sent
+    /// whole.
+    pub fn residual(&mut self, layer: usize) -> Option<&[f32]> {
+        self.layers[layer].store.residual_mut().map(|residual| &*residual.subtracted())
+    }
+
+    /// Adds to a layer's residual from an element on: what was kept elsewhere.
+    ///
+    /// # Panics
+    /// If the layer has no residual or too few elements, or a step is open.
+    pub fn add_to_residual(&mut self, layer: usize, start: usize, values: &[f32]) {
+        assert!(!self.open, "a step is open");
+        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").subtracted();
+        residual[start..start + values.len()].iter_mut().zip(values).for_each(|(r, value)| *r += value);
+    }
+
+    /// Has a layer's residual be this: what was kept elsewhere.
+    ///
+    /// # Panics
+    /// If the layer has no residual or another number of elements, or a step is open.
+    pub fn set_residual(&mut self, layer: usize, values: &[f32]) {
+        assert!(!self.open, "a step is open");
+        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").subtracted();
+        residual.copy_from_slice(values);
+    }
+
+    /// The numbers of the layers that have residuals, and these.
+    #[cfg(feature = "state")]
+    pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
+        self.layers
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(number, layer)| Some((number, layer.store.residual_mut()?.subtracted())))
+    }
+
+    /// The size of a layer's residual: a pass over memory, so sample it.
+    pub fn residual_statistics(&mut self, layer: usize) -> Option<ResidualStatistics> {
+        self.residual(layer).map(ResidualStatistics::of)
     }
 }
