@@ -1,4 +1,4 @@
-//! The frames of all learners into the gradient that they share.
+//! Averages the frames of all learners.
 
 use crate::error::AverageError;
 use crate::kernel::write_blocks;
@@ -11,19 +11,19 @@ use std::sync::Arc;
 pub struct Averager {
     layout: Arc<Layout>,
     frames: Vec<Frame>,
-    /// Whether the frames are a step's that can be averaged.
+    /// Whether the frames can be averaged.
     ready: bool,
-    /// Those of the layer that is being written, or none.
+    /// The memory of what adds up the layer that is being written; empty in between.
     adders: Vec<Adder<'static>>,
 }
 
 /// What became of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a step must be committed or dropped accordingly"]
+#[must_use = "a step must be committed or rolled back accordingly"]
 pub enum Outcome {
     /// The output is the averaged gradient: commit the step.
     Averaged,
-    /// This learner's gradient is not finite, the output is untouched: drop the step.
+    /// This learner's gradient is not finite, and the output is unchanged: roll the step back.
     NonFinite {
         /// The first such learner.
         learner: usize,
@@ -31,15 +31,15 @@ pub enum Outcome {
 }
 
 impl Averager {
-    /// An averager for frames of this layout.
+    /// Creates an averager for frames of this layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
         Self { layout: layout.into(), frames: Vec::new(), ready: false, adders: Vec::new() }
     }
 
     /// Averages the frames of learners 0, 1, ... of one step into `output`, which has a slice for each layer.
     ///
-    /// Sums are made in learner order from 0, so every learner gets the same bits. All frames are checked before
-    /// anything is written.
+    /// Frames are added in learner order, so every learner gets the same bits. All frames are checked before anything is
+    /// written.
     pub fn average(
         &mut self,
         step: u64,
@@ -53,7 +53,7 @@ impl Averager {
         Ok(outcome)
     }
 
-    /// Checks the frames of all layers, the first half of [`Averager::average`], and keeps what they say if it can be averaged.
+    /// Checks frames of all layers and keeps them if they can be averaged: the first half of [`Averager::average`].
     pub fn check(&mut self, step: u64, frames: &[impl AsRef<[u8]>]) -> Result<Outcome, AverageError> {
         self.check_expected(step, frames, Expected::All)
     }
@@ -105,7 +105,7 @@ impl Averager {
         Ok(non_finite.map_or(Outcome::Averaged, |learner| Outcome::NonFinite { learner }))
     }
 
-    /// The sections of the frames that were checked last, if they could be averaged: their learner, layer and bytes.
+    /// Returns learner, layer and bytes of each section of the frames that were checked last, if they can be averaged.
     pub fn sections(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let frames = if self.ready { self.frames.as_slice() } else { &[] };
         frames.iter().enumerate().flat_map(|(learner, frame)| {
@@ -113,8 +113,8 @@ impl Averager {
         })
     }
 
-    /// The second half: writes the average of the frames that were checked last. `output` has a slice for each layer that
-    /// they have, in their order.
+    /// Writes the average of the frames that were checked last: the second half of [`Averager::average`]. `output` has a
+    /// slice for each of their layers, in the same order.
     pub fn write(&mut self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
         let first = self.frames.first().filter(|_| self.ready).ok_or(AverageError::Empty)?;
         let mut layers = first.sections().map(|section| self.layout[section.layer].elements());

@@ -1,4 +1,4 @@
-//! A whole model's compression on one learner: its steps. `frames.rs` writes them, `residuals.rs` opens what is kept.
+//! Compresses a model's gradients on one learner, step by step, and keeps the residuals.
 
 use crate::error::CompressError;
 use crate::gradient::Gradient;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 /// Compresses the gradients of one model on one learner, and keeps what was not sent.
 ///
-/// A step is begun by the first gradient, then committed once every learner has the frames, or dropped. Until then what
-/// was selected is pending: a dropped step leaves it in the residual, so it is delayed and not lost. Layers that are sent
-/// whole have no residual: of these a dropped step's gradients are gone, as they are without compression.
+/// The first gradient begins a step. Once every learner has the frames, the step is committed; otherwise it is rolled back.
+/// Until then what was selected is pending. A rollback leaves it in the residual, so it is delayed and not lost. Dense
+/// layers have no residual: their gradients of a step that is rolled back are gone, as they are without compression.
 #[derive(Debug, Clone)]
 pub struct Compressor {
     layout: Arc<Layout>,
@@ -38,11 +38,11 @@ struct LayerState {
 /// What a layer keeps.
 #[derive(Debug, Clone)]
 enum Store {
-    /// What was not sent, to be selected from by bins of this length.
+    /// What was not sent, and the elements of a bin.
     Bins(Residual, usize),
-    /// What was not sent, to be selected from by this share of the whole.
+    /// What was not sent, and the percentage to select.
     TopK(Residual, f32),
-    /// The values of a layer that is sent whole, as f16 or not, within a step.
+    /// The values of a dense layer, within a step.
     Dense(Vec<f32>),
 }
 
@@ -61,11 +61,11 @@ pub enum Sending {
     /// What the policy says.
     #[default]
     Compressed,
-    /// All of it in f32, with the residual on top, which a commit then clears: for dense steps between compressed ones.
+    /// All of it in f32, with the residual added, which a commit then clears: for dense steps between compressed ones.
     Flush,
 }
 
-/// One layer in one step.
+/// What one layer sent in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LayerStatistics {
     /// Elements of the layer.
@@ -81,15 +81,15 @@ pub struct LayerStatistics {
 }
 
 impl LayerStatistics {
-    /// Returns how many times fewer bytes the section takes than dense f32, once it is encoded. A frame has 36 bytes more
-    /// than its sections.
+    /// Returns the frame ratio, the paper's measure: bytes of the layer in f32 over bytes of its section. None before it is
+    /// encoded. A frame has 36 bytes more than its sections.
     pub fn frame_ratio(&self) -> Option<f64> {
         (self.bytes > 0).then(|| (4 * self.elements) as f64 / self.bytes as f64)
     }
 }
 
 impl Compressor {
-    /// A compressor with empty residuals. One for each learner; all share the layout.
+    /// Creates a compressor with empty residuals. Each learner has one; all share the layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
         let layout = layout.into();
         let state = |layer: &Layer| LayerState {
@@ -113,26 +113,26 @@ impl Compressor {
         }
     }
 
-    /// The same with empty residuals.
+    /// Returns a compressor with the same settings and empty residuals.
     pub fn emptied(&self) -> Self {
         let Self { kernel, threads, inverse_loss_scale, skip_unused, .. } = *self;
         Self { kernel, threads, inverse_loss_scale, skip_unused, ..Self::new(self.layout.clone()) }
     }
 
-    /// Uses this kernel rather than the fastest: for tests and benchmarks.
+    /// Uses this kernel instead of the fastest: for tests and benchmarks.
     pub fn with_kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = kernel;
         self
     }
 
-    /// Lets large tensors use so many threads. The result is the same to the bit.
+    /// Lets large tensors use up to `threads` threads. The result is the same to the bit.
     pub fn with_threads(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
         self
     }
 
-    /// Multiplies gradients by this from now on, before anything else: 1 / loss scale in mixed-precision training, so
-    /// that residuals do not depend on the scale.
+    /// Multiplies all gradients by this from now on, before anything else: 1 / loss scale in mixed-precision training. So
+    /// residuals do not depend on the loss scale.
     pub fn set_inverse_loss_scale(&mut self, scale: f32) -> Result<(), CompressError> {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(CompressError::LossScale { scale });
@@ -141,18 +141,18 @@ impl Compressor {
         Ok(())
     }
 
-    /// Has layers whose gradient is zero everywhere send nothing from now on, where AdaComp would send of their residual. For
-    /// training in which parameters that no learner has used in a step do not get the average: what they sent would be lost.
+    /// Sends nothing for layers whose gradient is zero everywhere, where AdaComp would send from their residual. This is for
+    /// training in which parameters that no learner used in a step do not get the average: what they sent would be lost.
     pub fn set_skip_unused(&mut self, skip: bool) {
         self.skip_unused = skip;
     }
 
-    /// The layers.
+    /// Returns the layout.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// A whole step: the gradients of all parameters, in any order. Everything is checked before anything is changed.
+    /// Compresses the gradients of all parameters, in any order. Everything is checked before anything is changed.
     pub fn compress(&mut self, gradients: &[(&str, Gradient<'_>)]) -> Result<(), CompressError> {
         if self.open {
             return Err(CompressError::Open);
@@ -182,8 +182,8 @@ impl Compressor {
         self.check_compressed(0..self.layers.len())
     }
 
-    /// One layer of a step, by its number in the layout: as soon as the backward pass has it. The step is open from the
-    /// first layer on.
+    /// Compresses one layer, by its number in the layout, as soon as the backward pass has its gradient. The first layer
+    /// opens the step.
     pub fn compress_layer(
         &mut self,
         layer: usize,
@@ -222,7 +222,7 @@ impl Compressor {
                 usize::from(!values.iter().all(|value| value.is_finite()))
             }
         };
-        // Selected first in any case, so that a bad gradient harms its bin only.
+        // Selected first also in a flush, so that a gradient that is not finite harms its bin only.
         if let (Sending::Flush, Some(residual)) = (sending, state.store.residual_mut()) {
             residual.flush();
         }
@@ -230,10 +230,10 @@ impl Compressor {
         Ok(())
     }
 
-    /// One layer of a step whose gradient and residual are elsewhere, on another device, where elements were selected by the
-    /// same rule: the bin maxima, with NaN for a bin that is not finite, and what was selected, in ascending order. The residual
-    /// here stays as it is; whoever has the other takes what was sent from it once the step is committed, as the scale that
-    /// [`Compressor::layer_statistics`] has by then.
+    /// Takes a selection that another device made by the same rule from a gradient and residual that it keeps: the bin
+    /// maxima, with NaN for a bin that is not finite, and the selected elements in ascending order. The residual here is not
+    /// changed. Once the step is committed, the device subtracts what was sent, with the scale that
+    /// [`Compressor::layer_statistics`] then has.
     pub fn take_selection(
         &mut self,
         layer: usize,
@@ -277,7 +277,7 @@ impl Compressor {
         (statistics.selected, statistics.scale) = (selected, scale);
     }
 
-    /// A layer that the open step does not have yet.
+    /// Returns a layer that the open step does not have yet.
     fn not_submitted(&self, layer: usize) -> Result<&LayerState, CompressError> {
         match self.layers.get(layer) {
             None => Err(CompressError::Unknown { parameter: format!("number {layer}") }),
@@ -303,7 +303,7 @@ impl Compressor {
         if parameters.is_empty() { Ok(()) } else { Err(CompressError::Missing { parameters }) }
     }
 
-    /// What a layer sends in the open step; nothing before it is compressed.
+    /// Returns what a layer sends in the open step; None before it is compressed.
     pub fn packet(&self, layer: usize) -> Option<Packet<'_>> {
         let LayerState { store, compressed, .. } = &self.layers[layer];
         match store {
@@ -312,11 +312,10 @@ impl Compressor {
         }
     }
 
-    /// Sends what a layer of bins has selected in the open step as another scale than its own: one that all learners have
-    /// agreed on.
+    /// Sets the scale of a layer of bins in the open step to one that all learners have agreed on.
     ///
     /// # Panics
-    /// If there is no such layer, as in all methods that take a layer's number and give no error for it.
+    /// If there is no such layer. So does every method that takes a layer's number and returns no error for it.
     pub fn set_scale(&mut self, layer: usize, scale: f32) -> Result<(), CompressError> {
         let parameter = self.layout[layer].name();
         if !(scale.is_finite() && scale.is_sign_positive()) {
@@ -333,14 +332,14 @@ impl Compressor {
         }
     }
 
-    /// Whether every gradient of the open step so far is finite. If not, the frame says so in place of the gradients,
-    /// and all learners drop the step.
+    /// Returns whether every gradient of the open step so far is finite. If not, the frame says so in place of the
+    /// gradients, and all learners roll the step back.
     pub fn is_finite(&self) -> bool {
         self.layers.iter().all(|layer| !layer.compressed || layer.statistics.bad_bins == 0)
     }
 
-    /// Every learner has this step: what was sent leaves the residual, and the step is over. Layers that were not given in it
-    /// keep their residual.
+    /// Ends a step that every learner has: what was sent leaves the residual. Layers that were not compressed in it keep
+    /// their residual.
     pub fn commit(&mut self) -> Result<(), CompressError> {
         if !self.open {
             return Err(CompressError::NotOpen);
@@ -354,8 +353,8 @@ impl Compressor {
         Ok(())
     }
 
-    /// The step is used nowhere: what was selected stays in the residual, and the step is over. In a bin with a bad
-    /// gradient the residual is what it was before the step.
+    /// Ends a step that is used nowhere: what was selected stays in the residual. In a bin whose gradient is not finite the
+    /// residual is what it was before the step.
     pub fn rollback(&mut self) {
         self.close(Residual::rollback);
     }
@@ -371,22 +370,22 @@ impl Compressor {
         self.open = false;
     }
 
-    /// Whether a step is open.
+    /// Returns whether a step is open.
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    /// What one layer sent in the last step.
+    /// Returns what one layer sent in the last step.
     pub fn layer_statistics(&self, layer: usize) -> LayerStatistics {
         self.layers[layer].statistics
     }
 
-    /// What each layer sent in the last step.
+    /// Returns what each layer sent in the last step.
     pub fn statistics(&self) -> impl ExactSizeIterator<Item = LayerStatistics> {
         self.layers.iter().map(|layer| layer.statistics)
     }
 
-    /// Writes the open step as a frame, over what was in `frame`.
+    /// Writes the open step as a frame. What was in `frame` is overwritten.
     pub fn encode(
         &mut self,
         codec: Codec,
@@ -440,8 +439,8 @@ impl Compressor {
         Ok(())
     }
 
-    /// Returns what a layer of selected elements sent in the last committed step: for comparisons. None if it selected
-    /// nothing in that step, or its residual was looked at since.
+    /// Returns what a layer selected in the last committed step, to measure it with [`crate::section_bytes`]. None if it
+    /// selected nothing, or its residual was read since.
     pub fn last_packet(&self, layer: usize) -> Option<Packet<'_>> {
         match &self.layers[layer].store {
             Store::Bins(residual, _) | Store::TopK(residual, _) => residual.last_sent(),
@@ -449,13 +448,12 @@ impl Compressor {
         }
     }
 
-    /// A layer's residual, while a step is open with what the step would send still in it; nothing for a layer that is sent
-    /// whole.
+    /// Returns a layer's residual; None for a dense layer. While a step is open, what the step sends is still in it.
     pub fn residual(&mut self, layer: usize) -> Option<&[f32]> {
         self.layers[layer].store.residual_mut().map(|residual| &*residual.subtracted())
     }
 
-    /// Adds to a layer's residual from an element on: what was kept elsewhere.
+    /// Adds values that were kept elsewhere to a layer's residual, from element `start` on.
     ///
     /// # Panics
     /// If the layer has no residual or too few elements, or a step is open.
@@ -465,7 +463,7 @@ impl Compressor {
         residual[start..start + values.len()].iter_mut().zip(values).for_each(|(r, value)| *r += value);
     }
 
-    /// Has a layer's residual be this: what was kept elsewhere.
+    /// Sets a layer's residual to values that were kept elsewhere.
     ///
     /// # Panics
     /// If the layer has no residual or another number of elements, or a step is open.
@@ -475,7 +473,7 @@ impl Compressor {
         residual.copy_from_slice(values);
     }
 
-    /// The numbers of the layers that have residuals, and these.
+    /// Returns the residuals and the numbers of their layers.
     #[cfg(feature = "state")]
     pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
         self.layers
@@ -484,7 +482,7 @@ impl Compressor {
             .filter_map(|(number, layer)| Some((number, layer.store.residual_mut()?.subtracted())))
     }
 
-    /// The size of a layer's residual: a pass over memory, so sample it.
+    /// Returns the size of a layer's residual. It takes a pass over memory, so sample it.
     pub fn residual_statistics(&mut self, layer: usize) -> Option<ResidualStatistics> {
         self.residual(layer).map(ResidualStatistics::of)
     }

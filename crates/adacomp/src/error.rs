@@ -51,14 +51,14 @@ pub enum PolicyError {
     TooLong {
         /// The parameter.
         parameter: String,
-        /// How many it has.
+        /// The number of its elements.
         elements: usize,
-        /// How many it may have.
+        /// The most that are possible.
         most: usize,
     },
 }
 
-/// A step that the compressor refuses. Residuals are as they were before the call.
+/// A step that the compressor refuses. Residuals are unchanged.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CompressError {
@@ -102,7 +102,7 @@ pub enum CompressError {
         /// The parameters.
         parameters: Vec<String>,
     },
-    /// A scale for a layer that has nothing selected: of another treatment, not compressed yet, or sent whole.
+    /// A scale for a layer that has nothing selected: of another treatment, not compressed yet, or flushed.
     #[error("parameter `{parameter}` has no selection in this step that a scale could be set for")]
     NoSelection {
         /// The parameter.
@@ -119,7 +119,7 @@ pub enum CompressError {
     Layers {
         /// What was given.
         layers: Vec<usize>,
-        /// How many layers there are.
+        /// The number of layers.
         count: usize,
     },
     /// An agreed scale that is negative or not finite.
@@ -157,7 +157,7 @@ pub enum DecodeError {
     /// The first four bytes are not a frame's.
     #[error("not an adacomp frame: it starts with {actual:02x?}")]
     Magic {
-        /// What stands there.
+        /// The four bytes.
         actual: [u8; 4],
     },
     /// A version this code does not read.
@@ -206,7 +206,7 @@ pub enum DecodeError {
         /// The layer found there, if any.
         actual: Option<usize>,
     },
-    /// A section that is none of those its layer may have.
+    /// A section of a form that its layer does not have.
     #[error("layer {layer}: section kind {kind} does not fit its treatment")]
     Kind {
         /// The layer.
@@ -259,9 +259,9 @@ pub enum DecodeError {
     /// Bytes or bits after the end.
     #[error("{count} bytes too many after {part}")]
     Trailing {
-        /// After what.
+        /// The part that should be the last.
         part: &'static str,
-        /// How many.
+        /// The number of bytes.
         count: usize,
     },
     /// A number that takes more bytes than it needs, or overflows.
@@ -272,7 +272,7 @@ pub enum DecodeError {
     },
 }
 
-/// Frames that cannot be averaged. The output is untouched.
+/// Frames that cannot be averaged. The output is unchanged.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum AverageError {

@@ -34,7 +34,7 @@ impl<'a> From<&'a [bf16]> for Gradient<'a> {
 }
 
 impl<'a> Gradient<'a> {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -43,12 +43,12 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it is zero everywhere.
+    /// Returns whether every element is zero.
     pub fn is_zero(&self) -> bool {
         match self {
             Self::F32(values) => values.iter().all(|value| *value == 0.0),
@@ -57,7 +57,7 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// Whether every element is finite.
+    /// Returns whether every element is finite.
     pub fn is_finite(&self) -> bool {
         match self {
             Self::F32(values) => values.iter().all(|value| value.is_finite()),
@@ -81,7 +81,7 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// A range in f32, multiplied by `factor`: in place where it can be, otherwise by way of `buffer`.
+    /// Returns a range in f32, multiplied by `factor`: in place where possible, otherwise in `buffer`.
     pub(crate) fn read<'b>(self, range: Range<usize>, factor: f32, buffer: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,

@@ -10,44 +10,43 @@ use std::ops::Range;
 pub struct Selected(u32);
 
 impl Selected {
-    /// An element with the sign of its value.
+    /// Creates an element from its index and the sign of its value.
     pub fn new(index: u32, negative: bool) -> Self {
         debug_assert!(index < 1 << 31);
         Self(index << 1 | u32::from(negative))
     }
 
-    /// Its index in the flattened tensor.
+    /// Returns the index in the flattened tensor.
     pub fn index(self) -> usize {
         (self.0 >> 1) as usize
     }
 
-    /// Whether its value is negative.
+    /// Returns whether the value is negative.
     pub fn is_negative(self) -> bool {
         self.sign() == 1
     }
 
-    /// 0 for positive, 1 for negative.
+    /// Returns 0 for positive, 1 for negative.
     pub(crate) fn sign(self) -> usize {
         (self.0 & 1) as usize
     }
 }
 
-/// Makes room for more. A model's selections are long, above all in the first steps, and their memory is kept: it grows by an
-/// eighth at a time, not twofold.
+/// Reserves capacity for `more` elements. A model's selections are long, above all in the first steps, and their memory is
+/// kept, so it grows by an eighth at a time and not twofold.
 pub(crate) fn make_room<T>(buffer: &mut Vec<T>, more: usize) {
     if buffer.capacity() - buffer.len() < more {
         buffer.reserve_exact(more + buffer.len() / 8);
     }
 }
 
-/// About how long the longest of the last selections is. The selections of the first steps, from empty residuals, are several
-/// times longer than all later ones, and their memory is not kept for ever.
+/// About the length of the longest recent selection. The selections of the first steps, from empty residuals, are several
+/// times longer than all later ones, and their memory is given back.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HighWaterMark(usize);
 
 impl HighWaterMark {
-    /// Counts a selection of this length, and gives back what memory its buffer has far beyond the longest, which may need
-    /// room for so many more.
+    /// Counts a selection of this length, and shrinks its buffer if that is far longer than the longest and `more` elements.
     pub(crate) fn count<T>(&mut self, length: usize, more: usize, buffer: &mut Vec<T>) {
         // It fades slowly: lengths may go up and down by groups of layers, or kinds of steps.
         self.0 = length.max(self.0 - self.0 / 64);
@@ -78,20 +77,20 @@ pub struct Sparse<'a> {
 }
 
 impl<'a> Sparse<'a> {
-    /// The elements with an index in this range.
+    /// Returns the elements with an index in this range.
     pub fn within(self, range: Range<usize>) -> Sparse<'a> {
         let before = |index: usize| self.selected.partition_point(|element| element.index() < index);
         let (start, end) = (before(range.start), before(range.end));
         Sparse { selected: &self.selected[start..end.max(start)], ..self }
     }
 
-    /// The index of each element, and what it is sent as.
+    /// Returns the index of each element, and what it is sent as.
     pub fn elements(self) -> impl Iterator<Item = (usize, f32)> + use<'a> {
         self.selected.iter().map(move |element| (element.index(), self.values[element.sign()]))
     }
 
-    /// Takes what was sent from `residual`.
-    pub(crate) fn take_from(&self, residual: &mut [f32]) {
+    /// Subtracts what was sent from `residual`.
+    pub(crate) fn subtract_from(&self, residual: &mut [f32]) {
         self.elements().for_each(|(index, value)| residual[index] -= value);
     }
 }
@@ -110,7 +109,7 @@ impl Packet<'_> {
         }
     }
 
-    /// The number of elements that are sent.
+    /// Returns the number of elements that are sent.
     pub fn sent(&self) -> usize {
         match self {
             Self::Dense(values) => values.len(),

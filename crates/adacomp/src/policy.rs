@@ -1,4 +1,4 @@
-//! Which parameter is compressed, and how.
+//! Which parameters are compressed and how, and the layout of a model that follows from it.
 
 use crate::error::{CompressError, PolicyError, UnknownName};
 use crate::selection::Scale;
@@ -81,31 +81,31 @@ impl Parameter {
         Self { name: name.into(), shape: shape.to_vec(), kind }
     }
 
-    /// The same parameter, of another kind.
+    /// Returns the parameter with another kind.
     pub fn with_kind(mut self, kind: Kind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// The number of its elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         // A product that overflows is too long for a layer in any case.
         self.shape.iter().fold(1, |product: usize, &dimension| product.saturating_mul(dimension))
     }
 }
 
-/// How one parameter's gradient travels.
+/// How one parameter's gradient is sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Treatment {
     /// AdaComp, or Local Selection when the soft-threshold factor is 1, with bins of this many elements.
     Bins(u32),
     /// Every element, in f32.
     Dense,
-    /// Every element, rounded to f16, also in flush steps. A baseline: what the rounding takes is lost, and
-    /// a value above 65,504 counts as not finite.
+    /// Every element, rounded to f16, also in flush steps. A baseline: what rounding removes is lost, and a value above
+    /// 65,504 counts as not finite.
     Half,
-    /// The largest so many percent of the whole tensor by magnitude, sent as the mean of the positive and the mean of
-    /// the negative ones, with a residual (Dryden et al. 2016). A baseline.
+    /// The largest elements of the tensor by magnitude, this many percent, sent as the mean of the positive and the mean
+    /// of the negative ones, with a residual (Dryden et al. 2016). A baseline.
     TopK(f32),
 }
 
@@ -123,7 +123,7 @@ impl Treatment {
         }
     }
 
-    /// Whether elements are selected and the rest kept in a residual.
+    /// Returns whether elements are selected and the rest kept in a residual.
     pub fn selects(self) -> bool {
         matches!(self, Self::Bins(_) | Self::TopK(_))
     }
@@ -166,8 +166,8 @@ impl FromStr for Treatment {
 /// Decides the [`Treatment`] of every parameter.
 ///
 /// The defaults are the paper's: bins of 50 for convolution kernels and of 500 for matrices; vectors, and tensors of
-/// fewer than 1,024 elements, go dense. Rules by name beat the minimum size, which beats the kind; of several matching
-/// names the rule given last wins.
+/// fewer than 1,024 elements, are dense. A rule by name comes before the minimum size, and that before the kind. Of several
+/// matching names the last rule counts.
 ///
 /// ```
 /// use adacomp::{Kind, Parameter, Policy, Treatment};
@@ -198,7 +198,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// AdaComp with the paper's bins.
+    /// Returns AdaComp with the paper's bins.
     pub fn adacomp() -> Self {
         Self {
             conv: Treatment::Bins(50),
@@ -211,23 +211,23 @@ impl Policy {
         }
     }
 
-    /// The paper's comparison scheme: only bin maxima are selected.
+    /// Returns the paper's comparison scheme: only bin maxima are selected.
     pub fn local_selection() -> Self {
         Self::adacomp().soft_threshold(1.0)
     }
 
-    /// A baseline: the largest `percent` of each tensor, exemptions as in AdaComp.
+    /// Returns a baseline: the largest `percent` of each tensor; what is dense in AdaComp is dense here.
     pub fn top_k(percent: f32) -> Self {
         let top_k = Treatment::TopK(percent);
         Self { conv: top_k, matrix: top_k, ..Self::adacomp() }
     }
 
-    /// A baseline: every parameter in f32.
+    /// Returns a baseline: every parameter in f32.
     pub fn dense() -> Self {
         Self::uniform(Treatment::Dense)
     }
 
-    /// A baseline: every parameter in f16.
+    /// Returns a baseline: every parameter in f16.
     pub fn half() -> Self {
         Self::uniform(Treatment::Half)
     }
@@ -236,7 +236,7 @@ impl Policy {
         Self { conv: treatment, matrix: treatment, vector: treatment, min_elements: 0, ..Self::adacomp() }
     }
 
-    /// Treats parameters of one kind this way.
+    /// Sets the treatment of one kind.
     pub fn for_kind(mut self, kind: Kind, treatment: Treatment) -> Self {
         match kind {
             Kind::Conv => self.conv = treatment,
@@ -246,7 +246,7 @@ impl Policy {
         self
     }
 
-    /// Treats parameters whose name matches this way; `*` stands for any text, `?` for any one character.
+    /// Sets the treatment of parameters whose name matches: `*` stands for any text, `?` for any one character.
     pub fn for_name(mut self, pattern: &str, treatment: Treatment) -> Self {
         self.names.push((WildMatch::new(pattern), treatment));
         self
@@ -264,13 +264,13 @@ impl Policy {
         self
     }
 
-    /// Sends selected elements as this: AdaComp's mean of bin maxima, or one that a gradient which is far too large does not inflate.
+    /// Sets the scale of selected elements: AdaComp's mean of bin maxima, or one that a far too large gradient does not inflate.
     pub fn scale(mut self, scale: Scale) -> Self {
         self.scale = scale;
         self
     }
 
-    /// Applies the policy to a model: its parameters in a fixed order, the same on all learners.
+    /// Applies the policy to a model's parameters, which are in the same order on all learners.
     pub fn layout(&self, parameters: impl IntoIterator<Item = Parameter>) -> Result<Layout, PolicyError> {
         let layers = parameters.into_iter().map(|parameter| {
             let treatment = self.treatment(&parameter);
@@ -295,7 +295,7 @@ impl Policy {
     }
 }
 
-/// Elements a layer may have: its bytes in f32 have a length of 32 bits on the wire.
+/// The most elements of a layer: its length in f32 has 32 bits on the wire.
 pub const MAX_ELEMENTS: usize = (1 << 30) - 1;
 
 /// One parameter and its treatment.
@@ -303,23 +303,23 @@ pub const MAX_ELEMENTS: usize = (1 << 30) - 1;
 pub struct Layer {
     /// The parameter.
     pub parameter: Parameter,
-    /// How its gradient travels.
+    /// How its gradient is sent.
     pub treatment: Treatment,
 }
 
 impl Layer {
-    /// The parameter's name.
+    /// Returns the parameter's name.
     pub fn name(&self) -> &str {
         &self.parameter.name
     }
 
-    /// The number of its elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.parameter.elements()
     }
 }
 
-/// All layers of a model, in an order that every learner shares. Indexing gives a [`Layer`].
+/// All layers of a model, in an order that every learner shares: what all learners must agree on. Indexing gives a [`Layer`].
 #[derive(Debug, Clone)]
 pub struct Layout {
     layers: Vec<Layer>,
@@ -330,7 +330,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A layout of given treatments. Most often it comes from [`crate::Policy::layout`].
+    /// Creates a layout of given treatments. Most often it comes from [`Policy::layout`].
     pub fn new(layers: Vec<Layer>, soft_threshold: f32) -> Result<Self, PolicyError> {
         if !(soft_threshold.is_finite() && soft_threshold >= 1.0) {
             return Err(PolicyError::SoftThreshold { factor: soft_threshold });
@@ -355,48 +355,48 @@ impl Layout {
         Ok(Self { layers, by_name, soft_threshold, scale, fingerprint })
     }
 
-    /// The same with another scale.
+    /// Returns the layout with another scale.
     pub fn with_scale(self, scale: Scale) -> Self {
         let fingerprint = fingerprint(&self.layers, self.soft_threshold, scale);
         Self { scale, fingerprint, ..self }
     }
 
-    /// The layers, in order.
+    /// Returns the layers in order.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
     }
 
-    /// The number of layers.
+    /// Returns the number of layers.
     pub fn len(&self) -> usize {
         self.layers.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// The number of the layer of this name.
+    /// Returns the number of the layer with this name.
     pub fn number(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
 
-    /// The elements of all layers.
+    /// Returns the number of elements of all layers.
     pub fn elements(&self) -> usize {
         self.layers.iter().map(Layer::elements).sum()
     }
 
-    /// The soft-threshold factor `f`.
+    /// Returns the soft-threshold factor `f`.
     pub fn soft_threshold(&self) -> f32 {
         self.soft_threshold
     }
 
-    /// What selected elements are sent as.
+    /// Returns how the scale of a layer is made.
     pub fn scale(&self) -> Scale {
         self.scale
     }
 
-    /// A number that differs when names, shapes, order, treatments, the soft threshold or the scale differ.
+    /// Returns a number that differs when names, shapes, order, treatments, the soft threshold or the scale differ.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -418,12 +418,12 @@ pub fn check_ascending(layout: &Layout, layers: &[usize]) -> Result<(), Compress
     Err(CompressError::Layers { layers: layers.to_vec(), count: layout.len() })
 }
 
-/// FNV-1a over everything that must agree, each part with its length so that no two layouts read alike.
+/// Hashes all that must agree with FNV-1a, each part with its length so that no two layouts give the same bytes.
 fn fingerprint(layers: &[Layer], soft_threshold: f32, scale: Scale) -> u64 {
     let mut hash = FnvHasher::default();
     let number = |hash: &mut FnvHasher, number: usize| hash.write(&(number as u64).to_le_bytes());
     match scale {
-        // As before there was another.
+        // The default adds nothing: fingerprints are the same as before there was another scale.
         Scale::Mean => {}
         Scale::Clamped => hash.write(b"clamped"),
     }

@@ -1,11 +1,11 @@
 //! One layer's residual, and the delayed subtraction of what was sent from it.
 //!
-//! A step stores `G` and keeps its selection. Once the step is committed, the selection is *unsubtracted*: what was sent is still
-//! in the residual. The next step loads every element anyway, and subtracts it then, a block ahead of the selection
-//! rule, so that a step goes through memory once. A step that is dropped just forgets its selection, which leaves `G`.
+//! A step stores `G` and keeps its selection. Once the step is committed, the selection is *unsubtracted*: what was sent is
+//! still in the residual. The next step loads every element anyway and subtracts it then, a block ahead of the selection
+//! rule, so that a step goes through memory once. A rollback forgets the selection, which leaves `G`.
 //!
-//! What is unsubtracted is over when the next selection is complete, so a layer has room for one of the two: the next is made in a
-//! buffer that all layers share.
+//! The unsubtracted selection is no longer needed when the next one is complete. So a layer has memory for one selection, and
+//! the next is made in a buffer that all layers share.
 
 use crate::gradient::Gradient;
 use crate::packet::{HighWaterMark, Packet, Selected, Sparse};
@@ -54,7 +54,7 @@ impl Residual {
         }
     }
 
-    /// Adds a gradient and selects by bins. The number of bins that are not finite.
+    /// Adds a gradient and selects by bins. Returns the number of bins that are not finite.
     pub(crate) fn select_bins(&mut self, gradient: Gradient<'_>, rule: Rule, scratch: &mut Scratch) -> usize {
         debug_assert_eq!(self.pending, Pending::Nothing);
         scratch.select(&mut self.values, gradient, self.selection.sparse(), rule);
@@ -66,7 +66,7 @@ impl Residual {
         bad_bins
     }
 
-    /// Adds a gradient and selects the largest `percent` of the whole tensor. 1 if the gradient is not finite.
+    /// Adds a gradient and selects the largest `percent` of the tensor. Returns 1 if the sum is not finite, else 0.
     pub(crate) fn select_top(
         &mut self,
         gradient: Gradient<'_>,
@@ -74,7 +74,7 @@ impl Residual {
         percent: f32,
         scratch: &mut Scratch,
     ) -> usize {
-        let bad = self.add_whole(gradient, factor, scratch);
+        let bad = self.add(gradient, factor, scratch);
         if bad == 0 {
             self.selection.values =
                 select_top(&self.values, percent, &mut scratch.magnitudes, &mut self.selection.selected);
@@ -83,7 +83,7 @@ impl Residual {
         bad
     }
 
-    /// Has the empty selection be these, one after the other.
+    /// Fills the empty selection with these parts, in order.
     fn keep<'a>(&mut self, parts: impl Iterator<Item = &'a [Selected]> + Clone) {
         let (length, selected) = (parts.clone().map(<[_]>::len).sum(), &mut self.selection.selected);
         self.high_water.count(length, 0, selected);
@@ -93,7 +93,7 @@ impl Residual {
         parts.for_each(|part| selected.extend_from_slice(part));
     }
 
-    /// Sends what was selected elsewhere, or nothing. The residual here stays as it is.
+    /// Sends what was selected elsewhere, or nothing. The residual here is not changed.
     pub(crate) fn take_selection(&mut self, scale: f32, selected: &[Selected]) {
         debug_assert_eq!(self.pending, Pending::Nothing);
         self.subtract();
@@ -102,13 +102,13 @@ impl Residual {
         self.pending = Pending::External;
     }
 
-    /// Has the open step send everything, rather than what it has selected.
+    /// Sends the residual in the open step, instead of what was selected.
     pub(crate) fn flush(&mut self) {
         self.pending = Pending::Flush;
     }
 
-    /// `R = R + dW` over the whole tensor, unless that is not finite. 1 in that case.
-    fn add_whole(&mut self, gradient: Gradient<'_>, factor: f32, scratch: &mut Scratch) -> usize {
+    /// Computes `R = R + dW` for the tensor if that is finite. Returns 1 if it is not, else 0.
+    fn add(&mut self, gradient: Gradient<'_>, factor: f32, scratch: &mut Scratch) -> usize {
         debug_assert_eq!(self.pending, Pending::Nothing);
         self.subtract();
         let gradient = gradient.read(0..self.values.len(), factor, scratch.converted());
@@ -119,7 +119,7 @@ impl Residual {
         0
     }
 
-    /// What the open step sends.
+    /// Returns what the open step sends.
     pub(crate) fn packet(&self) -> Option<Packet<'_>> {
         match self.pending {
             Pending::Nothing => None,
@@ -128,26 +128,26 @@ impl Residual {
         }
     }
 
-    /// What the last step sent, as long as it is unsubtracted.
+    /// Returns what the last step sent, as long as it is unsubtracted.
     pub(crate) fn last_sent(&self) -> Option<Packet<'_>> {
-        let is_owed = self.pending == Pending::Nothing && !self.selection.selected.is_empty();
-        is_owed.then(|| Packet::Sparse(self.selection.sparse()))
+        let is_unsubtracted = self.pending == Pending::Nothing && !self.selection.selected.is_empty();
+        is_unsubtracted.then(|| Packet::Sparse(self.selection.sparse()))
     }
 
-    /// Whether the open step sends selected elements.
+    /// Returns whether the open step sends selected elements.
     pub(crate) fn has_selection(&self) -> bool {
         matches!(self.pending, Pending::Selection | Pending::External)
     }
 
-    /// Sends the selected elements of the open step as this and its negative.
+    /// Sends the selected elements of the open step as `scale` and its negative.
     pub(crate) fn set_scale(&mut self, scale: f32) {
         self.selection.values = [scale, -scale];
     }
 
-    /// What the open step sends has arrived everywhere: it leaves the residual.
+    /// Ends a step that every learner has: what it sent leaves the residual.
     pub(crate) fn commit(&mut self) {
         match self.pending {
-            // Owed from now on, or still.
+            // Unsubtracted from now on, or still.
             Pending::Nothing | Pending::Selection => {}
             Pending::External => self.selection.selected.clear(),
             Pending::Flush => {
@@ -158,7 +158,7 @@ impl Residual {
         self.pending = Pending::Nothing;
     }
 
-    /// What the open step sends is not used anywhere: it stays in the residual.
+    /// Ends a step that is used nowhere: what it would have sent stays in the residual.
     pub(crate) fn rollback(&mut self) {
         if self.pending != Pending::Nothing {
             self.selection.selected.clear();
@@ -166,22 +166,22 @@ impl Residual {
         self.pending = Pending::Nothing;
     }
 
-    /// Subtracts what is unsubtracted now rather than in the next step.
+    /// Subtracts now what is unsubtracted, instead of in the next step.
     fn subtract(&mut self) {
         if self.pending == Pending::Nothing {
-            self.selection.sparse().take_from(&mut self.values);
+            self.selection.sparse().subtract_from(&mut self.values);
             self.selection.selected.clear();
         }
     }
 
-    /// The residual as it is between steps.
+    /// Returns the residual with nothing unsubtracted.
     pub(crate) fn subtracted(&mut self) -> &mut [f32] {
         self.subtract();
         &mut self.values
     }
 }
 
-/// The size of a residual. Unlike [`LayerStatistics`] it takes a pass over memory, so sample it.
+/// The size of a residual.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidualStatistics {
     /// The Euclidean norm.

@@ -1,5 +1,5 @@
-//! Selection from one layer: by bins, on one thread or several, with the scale that follows from the bin maxima; and by
-//! magnitude in the whole tensor, for comparison.
+//! Selects from one layer: by bins, on one thread or several, with a scale that follows from the bin maxima; or, as a
+//! baseline, by magnitude in the tensor.
 
 use crate::error::UnknownName;
 use crate::gradient::Gradient;
@@ -9,13 +9,13 @@ use crate::policy::MAX_BIN;
 use std::fmt;
 use std::str::FromStr;
 
-/// Elements that are settled, then selected from, while they are in the nearest cache.
+/// Elements from which the last selection is subtracted, and then the next is made, while they are in the nearest cache.
 pub(crate) const BLOCK: usize = 1024;
 
-/// The room that kernels have in a selection for the next block, which may be a whole bin, all of it selected.
+/// Capacity that a selection keeps for the next block: of a bin of the largest size every element may be selected.
 const ROOM: usize = 2 * MAX_BIN as usize;
 
-/// A thread gets at least so many elements: starting it for fewer would take longer.
+/// The fewest elements for a thread: with fewer, starting it would take longer than it saves.
 const WORTH_A_THREAD: usize = 1 << 17;
 
 /// How to select from a gradient.
@@ -50,7 +50,7 @@ struct Worker {
 }
 
 impl Scratch {
-    /// So many workers at least.
+    /// Makes sure that there are at least `count` workers, and returns all.
     fn make_workers(&mut self, count: usize) -> &mut [Worker] {
         if self.workers.len() < count {
             self.workers.resize_with(count, Worker::default);
@@ -58,8 +58,8 @@ impl Scratch {
         &mut self.workers
     }
 
-    /// Subtracts what is unsubtracted from a residual, adds a gradient and selects by bins. What was selected and the bin maxima are
-    /// here until the next time.
+    /// Subtracts from a residual what is unsubtracted, adds a gradient and selects by bins. The selection and the bin maxima
+    /// stay here until the next call.
     pub(crate) fn select(
         &mut self,
         residual: &mut [f32],
@@ -70,24 +70,24 @@ impl Scratch {
         let (elements, bins) = (residual.len(), residual.len().div_ceil(rule.bin));
         let threads = rule.threads.min(elements / WORTH_A_THREAD).clamp(1, bins.max(1));
         self.make_workers(threads);
-        // `selected` goes through all of them, also those that this layer does not need.
+        // `selected` reads all of them, also those that this layer does not need.
         self.workers.iter_mut().for_each(|worker| worker.selected.clear());
         self.maxima.resize(bins, 0.0);
-        let whole = Part { first: 0, residual, gradient, unsubtracted, maxima: &mut self.maxima };
-        whole.select_on_threads(rule, bins.div_ceil(threads), &mut self.workers[..threads]);
+        let all = Part { first: 0, residual, gradient, unsubtracted, maxima: &mut self.maxima };
+        all.select_on_threads(rule, bins.div_ceil(threads), &mut self.workers[..threads]);
     }
 
-    /// What was selected, in order, a piece a thread.
+    /// Returns what was selected, in order, one slice for each thread.
     pub(crate) fn selected(&self) -> impl Iterator<Item = &[Selected]> + Clone {
         self.workers.iter().map(|worker| worker.selected.as_slice())
     }
 
-    /// A buffer for converted gradients.
+    /// Returns a buffer for converted gradients.
     pub(crate) fn converted(&mut self) -> &mut Vec<f32> {
         &mut self.make_workers(1)[0].converted
     }
 
-    /// The step is over: gives back what only a longer one needed.
+    /// Ends the step, and frees memory that only longer steps needed.
     pub(crate) fn end_step(&mut self) {
         for worker in &mut self.workers {
             let longest = std::mem::take(&mut worker.longest);
@@ -107,7 +107,7 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Splits after so many bins.
+    /// Splits after this number of bins.
     fn split(self, bins: usize, bin: usize) -> (Self, Self) {
         let middle = self.residual.len().min(bins * bin);
         let (residual, residual_after) = self.residual.split_at_mut(middle);
@@ -128,7 +128,7 @@ impl<'a> Part<'a> {
         )
     }
 
-    /// Each worker takes so many bins into a selection of its own; if there is only one, on this thread.
+    /// Gives each worker `bins` bins and a selection of its own. A single worker runs on this thread.
     fn select_on_threads(self, rule: Rule, bins: usize, workers: &mut [Worker]) {
         if let [worker] = workers {
             return self.select(rule, worker);
@@ -143,8 +143,8 @@ impl<'a> Part<'a> {
         });
     }
 
-    /// Settles and selects, block by block. Settling goes a block ahead: its stores are then out of the way of the
-    /// kernel's loads, and it asks for memory that the kernel will need.
+    /// Subtracts and selects, block by block. Subtraction goes a block ahead: its stores then do not hold up the kernel's
+    /// loads, and it brings memory that the kernel needs next into the cache.
     fn select(mut self, rule: Rule, worker: &mut Worker) {
         let Worker { converted, selected, longest, .. } = worker;
         let block = (BLOCK / rule.bin).max(1) * rule.bin;
@@ -178,7 +178,7 @@ impl<'a> Part<'a> {
         *longest = selected.len().max(*longest);
     }
 
-    /// Subtracts what is unsubtracted in the part's first `end` elements and has not been subtracted yet.
+    /// Subtracts what is still unsubtracted in the part's first `end` elements.
     fn subtract_below(&mut self, end: usize) {
         let mut unsubtracted = self.unsubtracted.selected;
         while let [element, rest @ ..] = unsubtracted
@@ -197,17 +197,16 @@ pub enum Scale {
     /// Their mean: AdaComp.
     #[default]
     Mean,
-    /// The same, but none of them counts for more than [`Scale::MOST`] times their median. One gradient that is far too large then
-    /// does not inflate what all other selected elements of the layer are sent as. Where none is that large it is the mean, to
-    /// the bit.
+    /// The mean, but none of them counts for more than [`Scale::MOST`] times their median. So one gradient that is far too
+    /// large does not inflate the scale of its layer. Where none is that large it equals the mean to the bit.
     Clamped,
 }
 
 impl Scale {
-    /// What a maximum counts for at most, in medians of those that are not 0.
+    /// The most that a maximum counts for, in medians of those that are not 0.
     pub const MOST: f32 = 10.0;
 
-    /// The scale, and how many bins are not finite.
+    /// Returns the scale, and the number of bins that are not finite.
     pub(crate) fn of(self, maxima: &[f32], scratch: &mut Vec<f32>) -> (f32, usize) {
         let most = match self {
             Self::Mean => f32::INFINITY,
@@ -242,7 +241,7 @@ impl FromStr for Scale {
     }
 }
 
-/// Of those that are above 0; 0 if there are none.
+/// Returns the median of those that are above 0; 0 if there are none.
 fn median(maxima: &[f32], scratch: &mut Vec<f32>) -> f32 {
     scratch.clear();
     scratch.extend(maxima.iter().filter(|maximum| **maximum > 0.0));
@@ -250,8 +249,8 @@ fn median(maxima: &[f32], scratch: &mut Vec<f32>) -> f32 {
     if scratch.is_empty() { 0.0 } else { *scratch.select_nth_unstable_by(middle, f32::total_cmp).1 }
 }
 
-/// Selects the largest `percent` by magnitude, at least one element; of equals the first. The means of the positive and
-/// of the negative ones.
+/// Selects the largest `percent` by magnitude, at least one element; of equal ones the first (Dryden et al. 2016). Returns
+/// the mean of the positive and the mean of the negative ones.
 pub(crate) fn select_top(
     g: &[f32],
     percent: f32,

@@ -1,4 +1,4 @@
-//! Residuals to and from safetensors, also for another number of learners.
+//! Saves residuals to safetensors and loads them, also for another number of learners.
 
 use crate::compressor::Compressor;
 use crate::error::list;
@@ -12,11 +12,11 @@ use thiserror::Error;
 const KEY: &str = "adacomp";
 const FORMAT: &str = "residuals 1";
 
-/// Saved residuals that cannot be loaded. The compressor is as it was.
+/// Residuals that cannot be saved or loaded. The compressor is unchanged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// A step is open, so what was sent is not settled.
+    /// A step is open, so it is not known yet what was sent.
     #[error("a step is open; commit or drop it before saving or loading")]
     Open,
     /// Not a readable safetensors file.
@@ -67,12 +67,12 @@ pub enum StateError {
     /// No state.
     #[error("no saved state given")]
     Empty,
-    /// States of which some have what owners keep and some have not, or not those of all owners.
+    /// Only some of the states have residuals of owners.
     #[error("{with} of {of} saved states have what their learners keep as owners; give all or none")]
     Owners {
-        /// How many have it.
+        /// The number of states that have them.
         with: usize,
-        /// How many there are.
+        /// The number of states.
         of: usize,
     },
     /// A learner number that is not below the number of learners.
@@ -80,7 +80,7 @@ pub enum StateError {
     Learner {
         /// The learner.
         learner: usize,
-        /// How many there are.
+        /// The number of learners.
         learners: usize,
     },
 }
@@ -90,13 +90,13 @@ pub enum StateError {
 pub struct SavedBy {
     /// The learner.
     pub learner: usize,
-    /// How many there were.
+    /// The number of learners.
     pub learners: usize,
     /// The step before which it was saved.
     pub step: u64,
 }
 
-/// As it is written in a state.
+/// Writes the text that a state has in its metadata.
 impl fmt::Display for SavedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { learner, learners, step } = self;
@@ -105,7 +105,7 @@ impl fmt::Display for SavedBy {
 }
 
 impl SavedBy {
-    /// Reads who saved a state. `position` is for the error.
+    /// Reads who saved a state. An error names it by `position`.
     pub fn read(state: &[u8], position: usize) -> Result<Self, StateError> {
         let Saved { learner, learners, step, .. } = Saved::read(state, position)?;
         Ok(Self { learner, learners, step })
@@ -113,13 +113,13 @@ impl SavedBy {
 }
 
 impl Compressor {
-    /// The residuals as a safetensors file, keyed by parameter name, with who saved them before which step.
+    /// Returns the residuals as a safetensors file, keyed by parameter name, with who saved them and before which step.
     pub fn save(&mut self, learner: usize, learners: usize, step: u64) -> Result<Vec<u8>, StateError> {
         check_learner(learner, learners)?;
         if self.is_open() {
             return Err(StateError::Open);
         }
-        // One key, because several would come in any order, and a state would not always be the same bytes.
+        // One key, because the order of several is not defined, and a state must always be the same bytes.
         let saved_by = SavedBy { learner, learners, step };
         let metadata = HashMap::from([(KEY.to_owned(), saved_by.to_string())]);
         let layout = self.layout().clone();
@@ -130,12 +130,11 @@ impl Compressor {
         safetensors::serialize(tensors, Some(metadata)).map_err(|source| StateError::File { learner, source })
     }
 
-    /// Takes over what was saved, for this learner of now so many.
+    /// Loads saved residuals for `learner` of now `learners`, and returns the step before which they were saved.
     ///
-    /// `states` are the saved states of all learners in their order. If there are as many learners now, this learner's own
-    /// is enough, and it gets its residuals back to the bit. With another number each learner gets the average, so that
-    /// the sum over learners of `residual / learners` stays what it was. Everything is checked before anything is changed.
-    /// The step before which they were saved.
+    /// `states` are the saved states of all learners in their order. If the number of learners is the same, this learner's
+    /// own is enough, and it gets its residuals back to the bit. With another number each learner gets the average, so that
+    /// the sum over learners of `residual / learners` stays the same. Everything is checked before anything is changed.
     pub fn load(
         &mut self,
         states: &[impl AsRef<[u8]>],
@@ -174,7 +173,7 @@ fn check_learner(learner: usize, learners: usize) -> Result<(), StateError> {
     if learner < learners { Ok(()) } else { Err(StateError::Learner { learner, learners }) }
 }
 
-/// That these are the states of all learners of a run, in order.
+/// Checks that these are the states of all learners of a run, in order.
 fn check_complete(states: &[Saved<'_>]) -> Result<(), StateError> {
     for (position, state) in states.iter().enumerate() {
         let wrong = |key, expected: usize, actual: usize| {
@@ -194,7 +193,7 @@ fn check_complete(states: &[Saved<'_>]) -> Result<(), StateError> {
     if states.is_empty() { Err(StateError::Empty) } else { Ok(()) }
 }
 
-/// One residual on its way into a file.
+/// A residual that is written to a file.
 struct Saving<'a> {
     shape: &'a [usize],
     values: &'a [f32],
@@ -249,7 +248,7 @@ impl<'a> Saved<'a> {
         }
     }
 
-    /// That it has the residuals of this model, and only these.
+    /// Checks that it has the residuals of this model, and only these.
     fn check(&self, layout: &Layout) -> Result<(), StateError> {
         let kept = || layout.layers().iter().filter(|layer| layer.treatment.selects());
         let (mut missing, mut reshaped) = (Vec::new(), Vec::new());

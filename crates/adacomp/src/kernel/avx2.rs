@@ -1,4 +1,4 @@
-//! Eight elements at a time.
+//! The selection rule with AVX2, eight elements at a time.
 //!
 //! A bin that is not a multiple of eight ends in a vector that overlaps the one before: it is computed from what stood
 //! there before anything was stored, so both vectors give the same bits for the elements they share.
@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 
 const LANES: usize = 8;
 
-/// How far ahead memory is asked for: past the block whose old selections are being subtracted meanwhile.
+/// How far ahead memory is prefetched: past the block from which the last selection is subtracted meanwhile.
 const AHEAD: usize = 2 * crate::selection::BLOCK;
 
 /// Proof that this machine has AVX2.
@@ -148,7 +148,7 @@ fn large<const PLAIN: bool>(cursor: &mut Cursor<'_>) {
     }
 }
 
-/// `G` and `dW` of one vector of the current bin.
+/// Loads `G` and `dW` of one vector of the current bin.
 ///
 /// # Safety
 /// The vector must be inside the bin.
@@ -162,7 +162,7 @@ unsafe fn load(cursor: &Cursor<'_>, at: usize) -> (__m256, __m256) {
     }
 }
 
-/// Lanes, as sign bits, in which the soft threshold `H` stays below the bin maximum.
+/// Returns the lanes, as sign bits, in which the soft threshold `H` is below the bin maximum.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 fn below<const PLAIN: bool>(extra: f32, g: __m256, gradient: __m256, peak: __m256i) -> __m256 {
@@ -170,7 +170,7 @@ fn below<const PLAIN: bool>(extra: f32, g: __m256, gradient: __m256, peak: __m25
     _mm256_castsi256_ps(_mm256_cmpgt_epi32(peak, magnitude(_mm256_add_ps(g, soft))))
 }
 
-/// Stores `G` of one vector; the bits that reach the threshold.
+/// Stores `G` of one vector and returns the bits of elements that reach the threshold.
 ///
 /// # Safety
 /// The vector must be inside the bin.
@@ -185,7 +185,7 @@ unsafe fn select_8<const PLAIN: bool>(cursor: &Cursor<'_>, at: usize, peak: __m2
     }
 }
 
-/// Stores `G` of four vectors; the bits that reach the threshold.
+/// Stores `G` of four vectors and returns the bits of elements that reach the threshold.
 ///
 /// # Safety
 /// The vectors must be inside the bin.
@@ -215,7 +215,7 @@ unsafe fn select_32<const PLAIN: bool>(cursor: &Cursor<'_>, at: usize, peak: __m
 /// hits are frequent, that beats a loop over them, whose end cannot be predicted.
 ///
 /// # Safety
-/// There must be room for a whole vector at `next`.
+/// There must be capacity for a full vector at `next`.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 unsafe fn append(cursor: &mut Cursor<'_>, hits: u32, g: __m256, at: usize) {
@@ -231,7 +231,7 @@ unsafe fn append(cursor: &mut Cursor<'_>, hits: u32, g: __m256, at: usize) {
 }
 
 /// Appends the elements of one 64-bit word that are hit and whose `G` is not 0. Most words of a large bin have at most
-/// two hits, so two are written without asking and counted if they were there.
+/// two hits, so two are written without a branch and counted if they were there.
 ///
 /// # Safety
 /// `G` must be stored for every bit that is set, element `at` must exist, and there must be room for two entries more
@@ -264,7 +264,7 @@ fn magnitude(value: __m256) -> __m256i {
     _mm256_and_si256(_mm256_castps_si256(value), _mm256_set1_epi32(MAGNITUDE as i32))
 }
 
-/// The largest lane, in every lane.
+/// Returns the largest lane, in every lane.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 fn spread_max(value: __m256i) -> __m256i {
@@ -326,13 +326,13 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Bins that are left.
+    /// Returns the number of bins that are left.
     #[inline(always)]
     fn bins(&self) -> usize {
         self.maxima.len()
     }
 
-    /// Writes the current bin's maximum down, given as bits; whether the bin is finite.
+    /// Records the current bin's maximum, given as bits. Returns whether the bin is finite.
     #[inline(always)]
     fn record(&mut self, peak: u32) -> bool {
         let finite = peak < INFINITE;
@@ -350,7 +350,7 @@ impl<'a> Cursor<'a> {
         self.entry = self.entry.wrapping_add(2 * self.bin as u32);
     }
 
-    /// Asks for memory that will be needed soon.
+    /// Prefetches memory that is needed soon.
     #[inline(always)]
     fn prefetch(&self, at: usize) {
         for address in [self.residual.cast_const(), self.gradient] {

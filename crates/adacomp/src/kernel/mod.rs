@@ -18,7 +18,7 @@ pub use stream::write_blocks;
 
 /// Consecutive bins of one tensor, all of one length.
 pub(crate) struct Run<'a> {
-    /// `R` on entry, `G` on return; in a bin that is not finite `R` stays.
+    /// `R` on entry, `G` on return; a bin that is not finite keeps `R`.
     pub(crate) residual: &'a mut [f32],
     /// `dW`.
     pub(crate) gradient: &'a [f32],
@@ -35,7 +35,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The lengths that every variant relies on; the unsafe ones need this to hold.
+    /// Checks the lengths that every variant relies on; the unsafe code of a variant is sound only if they hold.
     fn check(&self) {
         assert!(self.bin > 0);
         assert_eq!(self.residual.len(), self.gradient.len());
@@ -51,7 +51,7 @@ const INFINITE: u32 = 0x7f80_0000;
 
 /// One variant of the selection rule, known to run on this machine.
 ///
-/// All variants give the same bits; [`Kernel::best`] is the one to use, the others serve tests and benchmarks.
+/// All variants give the same bits. Use [`Kernel::best`]; the others are for tests and benchmarks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel(Variant);
 
@@ -63,12 +63,12 @@ enum Variant {
 }
 
 impl Kernel {
-    /// The fastest variant of this machine.
+    /// Returns the fastest variant of this machine.
     pub fn best() -> Self {
         *Self::all().last().expect("the scalar variant runs everywhere")
     }
 
-    /// The variants that this machine can run, slowest first.
+    /// Returns the variants that this machine can run, slowest first.
     pub fn all() -> Vec<Self> {
         let variants = [
             Some(Variant::Scalar),

@@ -1,14 +1,14 @@
-//! Writing large outputs, block by block and past the caches.
+//! Writes large outputs block by block, past the caches.
 #![allow(unsafe_code)]
 
-/// Elements that are made in the nearest cache, so that the output is only written, and once.
+/// Elements that are summed in the nearest cache, so that the output is only written, and only once.
 const BLOCK: usize = 1 << 12;
 
-/// An output of so many elements would not stay in the caches anyway until it is used.
+/// An output from this length on would not stay in the caches until it is used.
 const LARGE: usize = 1 << 20;
 
-/// Writes an output that is mostly zero: `add` is called for each of its blocks, with the position of its first element and zeros
-/// to add to, and what it leaves there is multiplied by `factor`.
+/// Writes an output that is mostly zero. Calls `add` for each block, with the index of its first element and zeros to add
+/// to, and writes the sums multiplied by `factor`.
 pub fn write_blocks(output: &mut [f32], factor: f32, mut add: impl FnMut(usize, &mut [f32])) {
     let is_large = output.len() >= LARGE;
     let _fence = Fence;
@@ -27,8 +27,8 @@ fn copy(from: &mut [f32], factor: f32, to: &mut [f32]) {
     }
 }
 
-/// The same for what will not be read soon. An ordinary store first loads the line that it is going to overwrite, which is half of
-/// the memory traffic of writing something large.
+/// Does the same with stores that bypass the caches. An ordinary store first loads the line that it overwrites, which is half
+/// of the memory traffic of a large output.
 fn stream(from: &mut [f32], factor: f32, to: &mut [f32]) {
     assert_eq!(from.len(), to.len());
     #[cfg(target_arch = "x86_64")]
@@ -56,7 +56,7 @@ fn stream(from: &mut [f32], factor: f32, to: &mut [f32]) {
     copy(from, factor, to);
 }
 
-/// Has all that was streamed be seen before what is stored after, by other threads, too; also if making a block has panicked.
+/// Orders the streamed stores before all later ones, also for other threads, and also if `add` has panicked.
 struct Fence;
 
 impl Drop for Fence {

@@ -11,12 +11,12 @@ pub struct BitWriter<'a> {
 }
 
 impl<'a> BitWriter<'a> {
-    /// A writer at the end of `out`.
+    /// Creates a writer at the end of `out`.
     pub fn new(out: &'a mut Vec<u8>) -> Self {
         Self { out, word: 0, used: 0 }
     }
 
-    /// The lowest `count` bits of `value`, at most 64; the others must be 0.
+    /// Writes the lowest `count` bits of `value`, at most 64; the others must be 0.
     #[inline]
     pub fn write(&mut self, value: u64, count: u32) {
         debug_assert!(count == 64 || value >> count == 0);
@@ -31,7 +31,7 @@ impl<'a> BitWriter<'a> {
         }
     }
 
-    /// So many zeros, then the lowest `count` bits of `value`, which are fewer than 64.
+    /// Writes `zeros` zeros, then the lowest `count` bits of `value`, which are fewer than 64.
     #[inline]
     pub(super) fn write_after_zeros(&mut self, mut zeros: u64, value: u64, count: u32) {
         while zeros + u64::from(count) > 64 {
@@ -42,7 +42,7 @@ impl<'a> BitWriter<'a> {
         self.write(value << zeros, zeros as u32 + count);
     }
 
-    /// A number in Golomb-Rice code: `number >> parameter` zeros, a one, and the lowest `parameter` bits.
+    /// Writes a number in Golomb-Rice code: `number >> parameter` zeros, a one, and the lowest `parameter` bits.
     #[inline]
     pub fn write_rice(&mut self, number: u64, parameter: u32) {
         let remainder = number & !(!0 << parameter);
@@ -66,16 +66,16 @@ pub struct BitReader<'a> {
     left: u32,
 }
 
-/// Bits that are at hand after [`BitReader::refill`].
+/// Bits that `word` has at least after [`BitReader::refill`].
 pub(super) const AT_HAND: u32 = 56;
 
 impl<'a> BitReader<'a> {
-    /// A reader at the front of `bytes`.
+    /// Creates a reader at the front of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, taken: 0, word: 0, left: 0 }
     }
 
-    /// Brings at least [`AT_HAND`] bits to hand.
+    /// Loads `word` with at least [`AT_HAND`] bits; past the end they are 0.
     pub(super) fn refill(&mut self) {
         if !self.refill_before_end() {
             while self.left < AT_HAND {
@@ -87,26 +87,26 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// The same, if there are eight bytes to take from; whether there were.
+    /// Does the same if there are eight bytes to load. Returns whether there were.
     #[inline]
     pub(super) fn refill_before_end(&mut self) -> bool {
         let Some(next) = self.bytes.get(self.taken..).and_then(|rest| rest.first_chunk()) else {
             return false;
         };
-        // Taking whole bytes without asking how many are needed keeps the loop free of surprises.
+        // Loading without asking how many bytes are needed keeps branches out of the loop.
         self.word |= u64::from_le_bytes(*next) << self.left;
         self.taken += (63 - self.left as usize) / 8;
         self.left |= AT_HAND;
         true
     }
 
-    /// The next bits, the first of them lowest.
+    /// Returns the next bits, the first of them lowest.
     #[inline]
     pub(super) fn at_hand(&self) -> u64 {
         self.word
     }
 
-    /// Goes past bits that are at hand.
+    /// Skips bits that `word` has.
     #[inline]
     pub(super) fn skip(&mut self, count: u32) {
         debug_assert!(count <= self.left);
@@ -114,10 +114,10 @@ impl<'a> BitReader<'a> {
         self.left -= count;
     }
 
-    /// So many bits.
+    /// Reads `count` bits.
     ///
     /// # Panics
-    /// If they are more than 56.
+    /// If `count` is above 56.
     pub fn read(&mut self, count: u32) -> Result<u64, DecodeError> {
         assert!(count <= AT_HAND);
         self.refill();
@@ -126,7 +126,7 @@ impl<'a> BitReader<'a> {
         if self.past_end() { Err(TRUNCATED) } else { Ok(value) }
     }
 
-    /// Zeros up to a one, which is read as well: at most 2^31, so that no index overflows.
+    /// Reads zeros up to and including a one, and returns their number: below 2^31, so that no index overflows.
     pub fn read_zeros(&mut self) -> Result<u64, DecodeError> {
         let mut zeros = 0;
         loop {
@@ -144,7 +144,7 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// A number in Golomb-Rice code.
+    /// Reads a number in Golomb-Rice code.
     ///
     /// # Panics
     /// If the parameter is above 30.
@@ -154,12 +154,12 @@ impl<'a> BitReader<'a> {
         Ok(self.read_zeros()? << parameter | self.read(parameter)?)
     }
 
-    /// Bits read so far.
+    /// Returns the number of bits read so far.
     fn position(&self) -> usize {
         8 * self.taken - self.left as usize
     }
 
-    /// The bytes behind the one that is being read, if the rest of that is zeros.
+    /// Returns the bytes after the one that is being read, if the rest of that one is zeros.
     pub fn after(mut self) -> Option<&'a [u8]> {
         let position = self.position();
         let filling = position.next_multiple_of(8) - position;
@@ -168,17 +168,17 @@ impl<'a> BitReader<'a> {
         self.bytes.get(position.div_ceil(8)..).filter(|_| clean)
     }
 
-    /// Whether more was read than there is.
+    /// Returns whether more was read than there is.
     pub(super) fn past_end(&self) -> bool {
         self.position() > 8 * self.bytes.len()
     }
 
-    /// Whole bytes that are left.
+    /// Returns the number of complete bytes that are left.
     pub(super) fn bytes_left(&self) -> usize {
         self.bytes.len().saturating_sub(self.position().div_ceil(8))
     }
 
-    /// Whether all that is left is zeros that fill the last byte.
+    /// Returns whether all that is left is zeros that fill the last byte.
     pub(super) fn only_filling_left(&self) -> bool {
         self.after().is_some_and(<[u8]>::is_empty)
     }

@@ -1,6 +1,6 @@
 //! Reads frames: any bytes give a frame or an error.
 //!
-//! A frame is checked as a whole and kept as its bytes, which take a quarter of the memory of packets, or less. Learners
+//! A frame is checked completely and kept as its bytes, which take a quarter of the memory of packets, or less. Learners
 //! add its sections up straight from these bytes, block by block.
 
 use super::{Codec, Cut, Header, bits, paper, rice};

@@ -1,7 +1,7 @@
 //! Frames: what travels between learners.
 //!
-//! Here is the format and how frames are written; `decode.rs` reads them, and each codec for selected elements has a file of
-//! its own. `docs/wire-format.md` specifies the bytes.
+//! This file has the header and writes frames; `decode.rs` reads them; each codec for selected elements has a file of its
+//! own. `docs/wire-format.md` of the project specifies the bytes.
 
 pub(crate) mod bits;
 mod decode;
@@ -69,7 +69,7 @@ impl FromStr for Codec {
 pub struct Header {
     /// How selected elements are written.
     pub codec: Codec,
-    /// The learner's gradient has a NaN or an infinity: the frame has no sections, and all learners drop the step.
+    /// The learner's gradient has a NaN or an infinity: the frame has no sections, and all learners roll the step back.
     pub non_finite: bool,
     /// [`crate::Layout::fingerprint`] of the sender.
     pub fingerprint: u64,
@@ -83,6 +83,8 @@ impl Header {
     /// Bytes of a header, with the number of sections.
     pub const LENGTH: usize = 32;
 
+    /// Writes the header.
+    ///
     /// # Panics
     /// If the learner's number takes more than 32 bits.
     fn write(&self, sections: u32, out: &mut Vec<u8>) {
@@ -95,7 +97,7 @@ impl Header {
         out.extend_from_slice(&sections.to_le_bytes());
     }
 
-    /// The header at the front of `bytes`, which moves past it, and the number of sections.
+    /// Reads the header at the front of `bytes`, which moves past it, and the number of sections.
     fn read(bytes: &mut &[u8]) -> Result<(Self, u32), DecodeError> {
         let magic: [u8; 4] = take(bytes)?;
         if magic != MAGIC {
@@ -139,7 +141,7 @@ pub struct FrameWriter<'a> {
 }
 
 impl<'a> FrameWriter<'a> {
-    /// Starts a frame, over what was in `out`.
+    /// Starts a frame. What was in `out` is overwritten.
     ///
     /// # Panics
     /// If the header's fingerprint is not the layout's, or its learner number takes more than 32 bits.
@@ -150,7 +152,7 @@ impl<'a> FrameWriter<'a> {
         Self { layout, codec: header.codec, out, sections: 0, next_layer: 0 }
     }
 
-    /// Writes what a layer sends; the bytes that it takes.
+    /// Writes what a layer sends, and returns the bytes that it takes.
     ///
     /// # Panics
     /// If layers do not come in ascending order, or the packet is not one of that layer.
@@ -163,7 +165,7 @@ impl<'a> FrameWriter<'a> {
         let contents = self.out.len();
         self.out[kind_at] = self.contents(layer, packet);
 
-        // The length is known only now, and stands before the contents, which make room for it.
+        // The length is known only now. It is written last and rotated to its place before the contents.
         let end = self.out.len();
         bits::write_varint((end - contents) as u32, self.out);
         let length_bytes = self.out.len() - end;
@@ -173,7 +175,7 @@ impl<'a> FrameWriter<'a> {
         self.out.len() - start
     }
 
-    /// Writes a section's contents; its kind.
+    /// Writes a section's contents, and returns its form.
     fn contents(&mut self, layer: usize, packet: Packet<'_>) -> u8 {
         let layer = &self.layout[layer];
         match packet {
@@ -244,8 +246,8 @@ pub fn section_bytes(layout: &Layout, layer: usize, packet: Packet<'_>, codec: C
     FrameWriter::new(&header, layout, &mut Vec::new()).section(layer, packet)
 }
 
-/// The fewest bytes on average for the signs of so many selected elements and their places, if these do not depend on each other:
-/// `n h(k/n) + k` bits, where `h` is the binary entropy. A code that knows of bins could do with a little less.
+/// Returns the fewest bytes on average for the positions and signs of selected elements, if these are independent:
+/// `n h(k/n) + k` bits, where `h` is the binary entropy. A code that knows the bins could take a little less.
 pub fn entropy_bytes(elements: usize, selected: usize) -> f64 {
     let share = selected as f64 / elements.max(1) as f64;
     let bits = |share: f64| if share > 0.0 { -share * share.log2() } else { 0.0 };

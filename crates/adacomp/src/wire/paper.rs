@@ -109,12 +109,12 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Bytes of a word.
+    /// Returns the bytes of a word.
     fn size(&self) -> usize {
         if self.cut.bin < WIDE { u8::SIZE } else { u16::SIZE }
     }
 
-    /// The next elements, as many as there are or as `some` has room for; how many.
+    /// Reads the next elements, as many as there are or as `some` has room for, and returns their number.
     pub(super) fn read(&mut self, some: &mut [Selected]) -> Result<usize, DecodeError> {
         for (done, element) in some.iter_mut().enumerate() {
             match self.next()? {
@@ -125,7 +125,7 @@ impl<'a> Words<'a> {
         Ok(some.len())
     }
 
-    /// The next element. After the last it is checked that the words end where they may.
+    /// Reads the next element. After the last it checks that the words end where they may.
     fn next(&mut self) -> Result<Option<Selected>, DecodeError> {
         if self.cut.bin < WIDE { self.next_of::<u8>() } else { self.next_of::<u16>() }
     }

@@ -20,15 +20,15 @@ pub(super) fn encode(selected: &[Selected], out: &mut Vec<u8>) {
     encode_codes(selected, 0, parameter, out);
 }
 
-/// Writes selected elements of a range without the parameter, which both sides take from how many there are: for many
-/// short ranges that byte would count.
+/// Writes selected elements of a range without the parameter, which both sides derive from the count. With many short
+/// ranges that byte would matter.
 pub fn encode_range(selected: &[Selected], range: Range<usize>, out: &mut Vec<u8>) {
     write_varint(selected.len() as u32, out);
     encode_codes(selected, range.start, usual_parameter(selected.len(), range.len()), out);
 }
 
-/// The parameter for so many elements at random places: the smallest `k` with `2^k >= ln(golden ratio) * span / count`,
-/// from where on a larger one takes more bits. In integers, because both sides must find the same.
+/// Returns the parameter for `count` elements at random positions: the smallest `k` with
+/// `2^k >= ln(golden ratio) * span / count`; a larger one takes more bits. In integers, because both sides must find the same.
 pub fn usual_parameter(count: usize, span: usize) -> u32 {
     const LN_GOLDEN_RATIO: u128 = 2066789051; // times 2^32
     let wanted = span as u128 * LN_GOLDEN_RATIO;
@@ -57,8 +57,8 @@ fn gaps(selected: &[Selected], start: usize) -> impl Iterator<Item = (u64, Selec
     })
 }
 
-/// The parameter that takes the fewest bits. It is near `log2(m ln 2)` for gaps around a mean `m`; from there the bits of
-/// three neighbours are counted until the middle one is best, which is the best of all, since there is only one valley.
+/// Returns the parameter that takes the fewest bits. It is near `log2(m ln 2)` for gaps with mean `m`. From there the bits of
+/// three neighbours are counted until the middle one is the best. There is only one minimum, so that is the best of all.
 fn best_parameter(selected: &[Selected], span: usize) -> u32 {
     let mean = span as f64 / selected.len() as f64 - 1.0;
     let mut middle =
@@ -117,7 +117,7 @@ pub(super) struct Codes<'a> {
 }
 
 impl<'a> Codes<'a> {
-    /// What [`encode`] wrote.
+    /// Opens what [`encode`] wrote.
     pub(super) fn open(mut bytes: &'a [u8], layer: usize, elements: usize) -> Result<Self, DecodeError> {
         let count = read_varint(&mut bytes, "a count")? as usize;
         if count == 0 {
@@ -158,7 +158,7 @@ impl<'a> Codes<'a> {
         self.read(&mut selected[start..]).map(|_| ())
     }
 
-    /// The next elements, as many as there are or as `some` has room for; how many.
+    /// Reads the next elements, as many as there are or as `some` has room for, and returns their number.
     pub(super) fn read(&mut self, some: &mut [Selected]) -> Result<usize, DecodeError> {
         let count = some.len().min(self.left);
         let mut done = 0;
@@ -183,7 +183,7 @@ impl<'a> Codes<'a> {
         Ok(count)
     }
 
-    /// Whether there is nothing behind the last element, once it was read.
+    /// Checks that nothing follows the last element, once it was read.
     pub(super) fn end(&self) -> Result<(), DecodeError> {
         match self.bits.only_filling_left() {
             true => Ok(()),
@@ -195,7 +195,7 @@ impl<'a> Codes<'a> {
 /// Short codes that are read between two refills.
 const AT_ONCE: usize = 3;
 
-/// Reads codes as long as they are short, in range and not near the end; how many.
+/// Reads codes as long as they are short, in range and not near the end, and returns their number.
 ///
 /// Nearly all codes are read here, so this works on a copy of the reader that can stay in registers.
 fn short_codes(
@@ -231,7 +231,7 @@ fn short_codes(
     done
 }
 
-/// Reads one code of any length: its gap and sign.
+/// Reads one code of any length, and returns its gap and whether the sign is negative.
 fn any_code(bits: &mut BitReader<'_>, parameter: u32) -> Result<(u64, bool), DecodeError> {
     let zeros = bits.read_zeros()?;
     let behind = bits.read(parameter + 1)?;
