@@ -81,6 +81,6 @@ fn report(codec: Codec, positions: &str, bin: u32, selected: usize, bytes: usize
         ("bytes", bytes.to_string()),
         ("floor_bytes", number(floor, 0)),
         ("ratio_to_floor", number(bytes as f64 / floor, 4)),
-        ("rate", number((4 * LENGTH) as f64 / bytes as f64, 1)),
+        ("frame_ratio", number((4 * LENGTH) as f64 / bytes as f64, 1)),
     ]);
 }

@@ -108,12 +108,4 @@ impl Packet<'_> {
             Self::Sparse(sparse) => sparse.elements().for_each(|(index, value)| output[index] += value),
         }
     }
-
-    /// Returns the number of elements that are sent.
-    pub fn sent(&self) -> usize {
-        match self {
-            Self::Dense(values) => values.len(),
-            Self::Sparse(sparse) => sparse.selected.len(),
-        }
-    }
 }

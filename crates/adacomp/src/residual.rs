@@ -74,13 +74,17 @@ impl Residual {
         percent: f32,
         scratch: &mut Scratch,
     ) -> usize {
-        let bad = self.add(gradient, factor, scratch);
-        if bad == 0 {
-            self.selection.values =
-                select_top(&self.values, percent, &mut scratch.magnitudes, &mut self.selection.selected);
-        }
+        debug_assert_eq!(self.pending, Pending::Nothing);
+        self.subtract();
         self.pending = Pending::Selection;
-        bad
+        let gradient = gradient.read(0..self.values.len(), factor, scratch.converted());
+        if !self.values.iter().zip(gradient).all(|(r, dw)| (r + dw).is_finite()) {
+            return 1;
+        }
+        self.values.iter_mut().zip(gradient).for_each(|(r, dw)| *r += dw);
+        self.selection.values =
+            select_top(&self.values, percent, &mut scratch.magnitudes, &mut self.selection.selected);
+        0
     }
 
     /// Fills the empty selection with these parts, in order.
@@ -105,18 +109,6 @@ impl Residual {
     /// Sends the residual in the open step, instead of what was selected.
     pub(crate) fn flush(&mut self) {
         self.pending = Pending::Flush;
-    }
-
-    /// Computes `R = R + dW` for the tensor if that is finite. Returns 1 if it is not, else 0.
-    fn add(&mut self, gradient: Gradient<'_>, factor: f32, scratch: &mut Scratch) -> usize {
-        debug_assert_eq!(self.pending, Pending::Nothing);
-        self.subtract();
-        let gradient = gradient.read(0..self.values.len(), factor, scratch.converted());
-        if !self.values.iter().zip(gradient).all(|(r, dw)| (r + dw).is_finite()) {
-            return 1;
-        }
-        self.values.iter_mut().zip(gradient).for_each(|(r, dw)| *r += dw);
-        0
     }
 
     /// Returns what the open step sends.
