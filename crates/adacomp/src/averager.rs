@@ -74,17 +74,7 @@ impl Averager {
         frames: &[impl AsRef<[u8]>],
         expected: Expected<'_>,
     ) -> Result<Outcome, AverageError> {
-        let outcome = self.check_all(step, frames, expected);
-        self.ready = outcome == Ok(Outcome::Averaged);
-        outcome
-    }
-
-    fn check_all(
-        &mut self,
-        step: u64,
-        frames: &[impl AsRef<[u8]>],
-        expected: Expected<'_>,
-    ) -> Result<Outcome, AverageError> {
+        self.ready = false;
         self.frames.resize_with(frames.len(), Frame::default);
         let mut non_finite = None;
         for (learner, (frame, bytes)) in self.frames.iter_mut().zip(frames).enumerate() {
@@ -102,6 +92,7 @@ impl Averager {
         if frames.is_empty() {
             return Err(AverageError::Empty);
         }
+        self.ready = non_finite.is_none();
         Ok(non_finite.map_or(Outcome::Averaged, |learner| Outcome::NonFinite { learner }))
     }
 

@@ -14,6 +14,19 @@ pub struct UnknownName {
     pub expected: &'static str,
 }
 
+impl UnknownName {
+    /// Returns the one of `all` that displays as `given`: how [`std::str::FromStr`] reads what [`std::fmt::Display`] writes.
+    pub fn find<T: std::fmt::Display>(
+        given: &str,
+        what: &'static str,
+        expected: &'static str,
+        all: impl IntoIterator<Item = T>,
+    ) -> Result<T, Self> {
+        let unknown = || Self { what, given: given.to_owned(), expected };
+        all.into_iter().find(|value| value.to_string() == given).ok_or_else(unknown)
+    }
+}
+
 /// A policy that cannot be applied to a model.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]

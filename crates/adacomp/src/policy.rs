@@ -50,15 +50,8 @@ impl FromStr for Kind {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        match name {
-            "conv" => Ok(Self::Conv),
-            "matrix" => Ok(Self::Matrix),
-            "vector" => Ok(Self::Vector),
-            _ => {
-                let expected = "conv, matrix or vector";
-                Err(UnknownName { what: "kind", given: name.to_owned(), expected })
-            }
-        }
+        let all = [Self::Conv, Self::Matrix, Self::Vector];
+        UnknownName::find(name, "kind", "conv, matrix or vector", all)
     }
 }
 

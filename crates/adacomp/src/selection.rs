@@ -233,11 +233,7 @@ impl FromStr for Scale {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        match name {
-            "mean" => Ok(Self::Mean),
-            "clamped" => Ok(Self::Clamped),
-            _ => Err(UnknownName { what: "scale", given: name.to_owned(), expected: "mean or clamped" }),
-        }
+        UnknownName::find(name, "scale", "mean or clamped", [Self::Mean, Self::Clamped])
     }
 }
 

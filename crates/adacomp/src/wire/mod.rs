@@ -56,11 +56,7 @@ impl FromStr for Codec {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        match name {
-            "paper" => Ok(Self::Paper),
-            "rice" => Ok(Self::Rice),
-            _ => Err(UnknownName { what: "codec", given: name.to_owned(), expected: "rice or paper" }),
-        }
+        UnknownName::find(name, "codec", "rice or paper", [Self::Paper, Self::Rice])
     }
 }
 
