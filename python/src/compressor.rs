@@ -1,14 +1,17 @@
-//! One learner's compressor.
+//! One learner's compressor, and frames that have come.
 
-use crate::buffers::{Floats, bytes, f32_array};
+use crate::buffers::{Floats, array, bytes, f32_array};
 use crate::layout::Layout;
 use crate::refused;
-use adacomp::{Codec, Sending, UnknownName};
+use adacomp::{Averager, Codec, Outcome, Packet, SavedBy, Sending, UnknownName};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use safetensors::tensor::TensorView;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Compresses the gradients of one model on one learner, and keeps what was not sent.
-#[pyclass(module = "adacomp")]
+#[pyclass(module = "adacomp.research")]
 pub(crate) struct Compressor(adacomp::Compressor);
 
 #[pymethods]
@@ -19,13 +22,13 @@ impl Compressor {
         Self(adacomp::Compressor::new(layout.0.clone()).with_threads(threads))
     }
 
-    /// The parameters and their treatments.
+    /// Returns the parameters and their treatments.
     #[getter]
     fn layout(&self) -> Layout {
         Layout(self.0.layout().clone())
     }
 
-    /// A whole step: a buffer for each parameter name. Everything is checked before anything is changed.
+    /// Compresses all gradients of a step: a buffer for each parameter name. All are checked before anything is changed.
     fn compress(&mut self, py: Python<'_>, gradients: Bound<'_, PyDict>) -> PyResult<()> {
         let gradients = gradients.iter().map(|(name, buffer)| Ok((name.extract()?, Floats::get(&buffer)?)));
         let gradients = gradients.collect::<PyResult<Vec<(String, Floats)>>>()?;
@@ -38,7 +41,7 @@ impl Compressor {
         })
     }
 
-    /// One parameter of a step; with `flush` all of it is sent, with its residual on top.
+    /// Compresses one parameter of a step; with `flush` it is sent dense, with its residual added.
     #[pyo3(signature = (name, gradient, flush = false))]
     fn compress_layer(
         &mut self,
@@ -53,18 +56,18 @@ impl Compressor {
         py.detach(|| self.0.compress_layer(layer, floats.gradient(0..floats.len()), sending)).map_err(refused)
     }
 
-    /// Gradients are divided by this before anything else.
+    /// Sets what gradients are divided by before anything else.
     fn set_loss_scale(&mut self, scale: f32) -> PyResult<()> {
         self.0.set_inverse_loss_scale(1.0 / scale).map_err(refused)
     }
 
-    /// Whether every gradient of the open step is finite.
+    /// Returns whether every gradient of the open step is finite.
     #[getter]
     fn is_finite(&self) -> bool {
         self.0.is_finite()
     }
 
-    /// The open step as a frame.
+    /// Returns the open step as a frame.
     #[pyo3(signature = (learner = 0, step = 0, codec = "rice"))]
     fn encode<'py>(
         &mut self,
@@ -79,23 +82,23 @@ impl Compressor {
         Ok(PyBytes::new(py, &frame))
     }
 
-    /// Every learner has this step: what was sent leaves the residual.
+    /// Subtracts what was sent from the residual: every learner has this step.
     fn commit(&mut self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.0.commit()).map_err(refused)
     }
 
-    /// The step is used nowhere: what was selected stays in the residual.
+    /// Leaves what was selected in the residual: no learner uses this step.
     fn rollback(&mut self, py: Python<'_>) {
         py.detach(|| self.0.rollback());
     }
 
-    /// A copy of a parameter's residual, or None if it is sent whole.
+    /// Returns a copy of a parameter's residual, or None if it is sent dense.
     fn residual<'py>(&mut self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
         let layer = self.layout().number(name)?;
         self.0.residual(layer).map(|values| f32_array(py, values)).transpose()
     }
 
-    /// The residuals as a safetensors file.
+    /// Returns the residuals as a safetensors file.
     #[pyo3(signature = (learner = 0, learners = 1, step = 0))]
     fn save<'py>(
         &mut self,
@@ -109,7 +112,7 @@ impl Compressor {
     }
 
     /// Takes over what was saved: the states of all learners in their order, or with as many learners as before this one's.
-    /// The step before which they were saved.
+    /// Returns the step before which they were saved.
     #[pyo3(signature = (states, learner = 0, learners = 1))]
     fn load(
         &mut self,
@@ -122,7 +125,7 @@ impl Compressor {
         py.detach(|| self.0.load(&states, learner, learners)).map_err(refused)
     }
 
-    /// What each parameter sent in the last step: a dict for each name.
+    /// Returns what each parameter sent in the last step: a dict for each name.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
         for (layer, statistics) in self.0.layout().layers().iter().zip(self.0.statistics()) {
@@ -147,4 +150,131 @@ pub(crate) fn layer_statistics<'py>(
 
 pub(crate) fn read_codec(name: &str) -> PyResult<Codec> {
     name.parse().map_err(refused::<UnknownName>)
+}
+
+/// Returns who saved a state that has this text: the learner, the number of learners, and the step before which it was saved.
+/// `position` is that of the state in a list, for the error.
+#[pyfunction]
+#[pyo3(signature = (text, position = 0))]
+pub(crate) fn saved_by(text: &str, position: usize) -> PyResult<(usize, usize, u64)> {
+    // The core reads it from a file.
+    let metadata = HashMap::from([("adacomp".to_owned(), text.to_owned())]);
+    let file =
+        safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), Some(metadata)).map_err(refused)?;
+    let SavedBy { learner, learners, step } = SavedBy::read(&file, position).map_err(refused)?;
+    Ok((learner, learners, step))
+}
+
+/// What a frame says, checked.
+#[pyclass(frozen, module = "adacomp.research")]
+pub(crate) struct Frame {
+    layout: Arc<adacomp::Layout>,
+    frame: adacomp::Frame,
+}
+
+#[pymethods]
+impl Frame {
+    /// Reads a frame of all parameters of a layout. Any bytes give a frame or an error.
+    #[new]
+    fn new(py: Python<'_>, data: &Bound<'_, PyAny>, layout: &Layout) -> PyResult<Self> {
+        let (data, layout) = (bytes(data)?, layout.0.clone());
+        let mut frame = adacomp::Frame::default();
+        py.detach(|| frame.decode(&data, &layout).map(drop)).map_err(refused)?;
+        Ok(Self { layout, frame })
+    }
+
+    /// Returns the learner that sent it.
+    #[getter]
+    fn learner(&self) -> Option<usize> {
+        self.frame.header().map(|header| header.learner)
+    }
+
+    /// Returns the step that it is of.
+    #[getter]
+    fn step(&self) -> Option<u64> {
+        self.frame.header().map(|header| header.step)
+    }
+
+    /// Returns whether the sender's gradients are finite; if not, there are no packets.
+    #[getter]
+    fn is_finite(&self) -> bool {
+        self.frame.header().is_some_and(|header| !header.non_finite)
+    }
+
+    /// Returns for each parameter what was sent: indices and values, as arrays.
+    fn packets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        for (layer, packet) in self.frame.packets() {
+            let (indices, values): (Vec<u32>, Vec<f32>) = match packet {
+                Packet::Dense(values) => ((0..values.len() as u32).collect(), values.to_vec()),
+                Packet::Sparse(sparse) => {
+                    let value = |negative| sparse.values[usize::from(negative)];
+                    let elements = sparse.selected.iter();
+                    elements.map(|element| (element.index() as u32, value(element.is_negative()))).unzip()
+                }
+            };
+            let indices: Vec<u8> = indices.into_iter().flat_map(u32::to_ne_bytes).collect();
+            let arrays = [array(py, &indices, "uint32")?, f32_array(py, &values)?];
+            all.set_item(self.layout[layer].name(), PyTuple::new(py, arrays)?)?;
+        }
+        Ok(all)
+    }
+
+    /// Adds what was sent to a float32 buffer for each parameter name that the frame has.
+    fn add_to(&self, py: Python<'_>, output: &Bound<'_, PyDict>) -> PyResult<()> {
+        let mut slices = Vec::new();
+        for (layer, _) in self.frame.packets() {
+            slices.push(output_of(output, &self.layout[layer])?);
+        }
+        py.detach(|| {
+            for ((_, packet), floats) in self.frame.packets().zip(&mut slices) {
+                floats.write(0..floats.len(), &mut Vec::new(), |output| packet.add_to(output));
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Averages the frames of all learners of a step into a float32 buffer for each parameter name. Returns None if it did, or the
+/// number of the first learner whose gradient is not finite, in which case nothing is written and the step must be dropped.
+#[pyfunction]
+pub(crate) fn average(
+    py: Python<'_>,
+    layout: &Layout,
+    step: u64,
+    frames: Vec<Bound<'_, PyAny>>,
+    output: &Bound<'_, PyDict>,
+) -> PyResult<Option<usize>> {
+    let frames = frames.iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
+    let mut outputs =
+        layout.0.layers().iter().map(|layer| output_of(output, layer)).collect::<PyResult<Vec<_>>>()?;
+    py.detach(|| {
+        let mut averages: Vec<Vec<f32>> =
+            layout.0.layers().iter().map(|layer| vec![0.0; layer.elements()]).collect();
+        let mut slices: Vec<&mut [f32]> = averages.iter_mut().map(Vec::as_mut_slice).collect();
+        let outcome = Averager::new(layout.0.clone()).average(step, &frames, &mut slices).map_err(refused)?;
+        match outcome {
+            Outcome::NonFinite { learner } => Ok(Some(learner)),
+            Outcome::Averaged => {
+                for (floats, average) in outputs.iter_mut().zip(&averages) {
+                    floats.write(0..floats.len(), &mut Vec::new(), |output| output.copy_from_slice(average));
+                }
+                Ok(None)
+            }
+        }
+    })
+}
+
+fn output_of(output: &Bound<'_, PyDict>, layer: &adacomp::Layer) -> PyResult<Floats> {
+    let name = layer.name();
+    let buffer =
+        output.get_item(name)?.ok_or_else(|| refused(format!("no output for parameter `{name}`")))?;
+    let floats = Floats::get_mut(&buffer)?;
+    floats.f32()?;
+    match (floats.len(), layer.elements()) {
+        (actual, expected) if actual == expected => Ok(floats),
+        (actual, expected) => {
+            Err(refused(format!("the output for `{name}` has {actual} elements, expected {expected}")))
+        }
+    }
 }

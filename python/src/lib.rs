@@ -5,7 +5,6 @@ mod bucket;
 mod buffers;
 mod compressor;
 mod exchange;
-mod frame;
 mod layout;
 mod learners;
 mod saved;
@@ -21,7 +20,7 @@ pyo3::create_exception!(
     "Learners could not exchange their gradients."
 );
 
-/// Any error of the core as [`Error`].
+/// Turns any error of the core into an [`Error`].
 fn refused<E: std::fmt::Display>(error: E) -> PyErr {
     Error::new_err(error.to_string())
 }
@@ -30,7 +29,7 @@ fn refused<E: std::fmt::Display>(error: E) -> PyErr {
 mod _native {
     #[pymodule_export]
     use super::{
-        Error, ExchangeError, compressor::Compressor, exchange::Exchange, frame::Frame, frame::average,
-        layout::Layout, layout::kind, learners::Learners,
+        Error, ExchangeError, compressor::Compressor, compressor::Frame, compressor::average,
+        compressor::saved_by, exchange::Exchange, layout::Layout, layout::kind, learners::Learners,
     };
 }
