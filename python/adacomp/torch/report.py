@@ -106,7 +106,7 @@ def introduction(runtime: Runtime) -> str:
     )
 
 
-def state_of(runtime: Runtime) -> str:
+def summary(runtime: Runtime) -> str:
     """Returns what it does now, why, and what compression is worth, in three lines or four."""
     counts, config = runtime.counts, runtime.config
     now = f"compresses with {config.strategy}" if compressing(runtime) else "sends gradients dense"
@@ -125,7 +125,7 @@ def state_of(runtime: Runtime) -> str:
 
 def describe(runtime: Runtime) -> str:
     """Returns the same, and which parameters are compressed."""
-    lines = [state_of(runtime)]
+    lines = [summary(runtime)]
     if runtime.moments:
         lines.append("  local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")
     groups: dict[str, tuple[int, int]] = {}

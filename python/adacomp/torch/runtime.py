@@ -164,7 +164,7 @@ class Runtime:
         before = auto.reason
         compress = auto.begin(now)
         if auto.reason != before and self.transport.learner == 0:
-            logger.info("%s", report.state_of(self))
+            logger.info("%s", report.summary(self))
         return compress
 
     def _serve(self, bucket: _Bucket) -> None:

@@ -187,7 +187,7 @@ class Worker:
     Collectives must be started in the same order on all learners, so one thread starts them all. The hook cannot do it itself:
     it must return at once, and a callback of a future must neither start nor wait for a collective. It is not an executor of
     ``concurrent.futures``, because the end of the program waits for those as long as a job takes: with a learner that has died,
-    for the whole timeout.
+    for as long as the timeout.
     """
 
     def __init__(self, name: str) -> None:
