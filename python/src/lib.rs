@@ -5,6 +5,7 @@ mod bucket;
 mod buffers;
 mod compressor;
 mod exchange;
+mod frame;
 mod layout;
 mod learners;
 mod saved;
@@ -29,7 +30,7 @@ fn refused<E: std::fmt::Display>(error: E) -> PyErr {
 mod _native {
     #[pymodule_export]
     use super::{
-        Error, ExchangeError, compressor::Compressor, compressor::Frame, compressor::average,
-        compressor::saved_by, exchange::Exchange, layout::Layout, layout::kind, learners::Learners,
+        Error, ExchangeError, compressor::Compressor, compressor::saved_by, exchange::Exchange, frame::Frame,
+        frame::average, layout::Layout, layout::kind, learners::Learners,
     };
 }
