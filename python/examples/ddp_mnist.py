@@ -3,11 +3,12 @@
     torchrun --nproc-per-node 2 examples/ddp_mnist.py
     torchrun --nproc-per-node 2 examples/ddp_mnist.py --mode builtin    # without it
 
-With `--save FOLDER` every learner saves what it has after each epoch, and goes on from there if it is started again.
+With `--save FOLDER` every learner saves its state after each epoch, and goes on from there if it is started again.
 """
 
 import argparse
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def arguments():
     parser.add_argument("--batch", type=int, default=100, help="samples of a step, over all learners")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=60_000, help="use only so many, for a quick look")
+    parser.add_argument("--samples", type=int, default=60_000, help="use only this many, for a quick look")
     parser.add_argument("--data", type=Path, default=folder_of("mnist"), help="the folder with MNIST's idx files")
     parser.add_argument("--save", type=Path, help="where to save, and to go on from")
     parser.add_argument("--json", action="store_true", help="end with a line of JSON")
@@ -48,6 +49,8 @@ def arguments():
 
 def main():
     options = arguments()
+    # AdaComp says there that it is attached, and each time it decides what is faster.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     # One thread a learner where several share a machine, as torchrun's default has it.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo")
@@ -78,8 +81,8 @@ def main():
     if learner == 0 and hook:
         print(hook)
     if learner == 0 and options.json:
-        rate = hook.stats()["rate"] if hook else None
-        print(json.dumps({"mode": options.mode, "learners": learners, "test_error": error, "rate": rate}))
+        ratio = hook.stats()["compression_ratio"] if hook else None
+        print(json.dumps({"mode": options.mode, "learners": learners, "test_error": error, "compression_ratio": ratio}))
     dist.destroy_process_group()
 
 

@@ -2,8 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/lightning_cifar.py
 
-On GPUs `DDPStrategy(ddp_comm_state=adacomp.torch.Hook(), ddp_comm_hook=adacomp.torch.adacomp_hook)` is enough. On processors
-Lightning leaves out communication hooks, so this attaches it when training starts, which works everywhere.
+Lightning's own arguments for communication hooks work on GPUs only. This attaches when training starts, which works everywhere.
 """
 
 import argparse
@@ -67,7 +66,7 @@ def main():
     parser.add_argument("--mode", choices=["auto", "on", "off"], default="auto")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=64, help="samples of a step and learner")
-    parser.add_argument("--samples", type=int, default=50_000, help="use only so many, for a quick look")
+    parser.add_argument("--samples", type=int, default=50_000, help="use only this many, for a quick look")
     parser.add_argument("--data", type=Path, default=folder_of("cifar10"), help="the folder with CIFAR-10")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where checkpoints go")
     parser.add_argument("--resume", type=Path, help="a checkpoint to go on from, on any number of learners")

@@ -44,7 +44,7 @@ impl Floats {
         Ok(Self { buffer, format })
     }
 
-    /// The same, for writing.
+    /// Takes the same, for writing.
     pub(crate) fn get_mut(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let floats = Self::get(object)?;
         match floats.buffer.readonly() {
@@ -57,7 +57,7 @@ impl Floats {
         self.buffer.item_count()
     }
 
-    /// A range as a gradient.
+    /// Returns a range as a gradient.
     ///
     /// # Panics
     /// If it is out of bounds.
@@ -83,7 +83,7 @@ impl Floats {
         }
     }
 
-    /// Has `write` write a range in f32: in place, or by way of `scratch`. Whether all of it fits the format of the buffer.
+    /// Lets `write` fill a range in f32: in place, or by way of `scratch`. Returns whether all of it fits the buffer's format.
     pub(crate) fn write(
         &mut self,
         range: Range<usize>,
@@ -140,7 +140,7 @@ impl Number for f32 {}
 impl Number for f16 {}
 impl Number for bf16 {}
 
-/// That a buffer is contiguous and aligned.
+/// Checks that a buffer is contiguous and aligned.
 fn check_plain(buffer: &PyUntypedBuffer) -> PyResult<()> {
     if !(buffer.is_c_contiguous() || buffer.is_fortran_contiguous()) {
         return Err(refused("the buffer is not contiguous; make a contiguous copy"));
@@ -151,19 +151,19 @@ fn check_plain(buffer: &PyUntypedBuffer) -> PyResult<()> {
     Ok(())
 }
 
-/// Bytes of a Python object, copied.
+/// Returns the bytes of a Python object, copied.
 pub(crate) fn bytes(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let buffer = PyUntypedBuffer::get(object)?;
     check_plain(&buffer)?;
     if buffer.len_bytes() == 0 {
         return Ok(Vec::new());
     }
-    // SAFETY: the buffer is contiguous, has so many bytes, and lives until the end of this function.
+    // SAFETY: the buffer is contiguous, has `len_bytes` bytes, and lives until the end of this function.
     let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
     Ok(bytes.to_vec())
 }
 
-/// 32-bit integers of a Python object, copied.
+/// Returns the 32-bit integers of a Python object, copied.
 pub(crate) fn words(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     match PyUntypedBuffer::get(object)?.format().to_bytes() {
         [.., b'i' | b'I' | b'l' | b'L'] => {}
@@ -174,7 +174,7 @@ pub(crate) fn words(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     Ok(words.iter().map(|bytes| u32::from_ne_bytes(*bytes)).collect())
 }
 
-/// Values as a NumPy array of their own.
+/// Returns values as a NumPy array of their own.
 pub(crate) fn array<'py>(py: Python<'py>, bytes: &[u8], dtype: &str) -> PyResult<Bound<'py, PyAny>> {
     let bytes = pyo3::types::PyByteArray::new(py, bytes);
     py.import("numpy")?.call_method1("frombuffer", (bytes, dtype))

@@ -1,14 +1,16 @@
-//! One learner's compressor.
+//! One learner's compressor, and who saved its state.
 
 use crate::buffers::{Floats, bytes, f32_array};
 use crate::layout::Layout;
 use crate::refused;
-use adacomp::{Codec, Sending, UnknownName};
+use adacomp::{Codec, SavedBy, Sending, UnknownName};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use safetensors::tensor::TensorView;
+use std::collections::HashMap;
 
 /// Compresses the gradients of one model on one learner, and keeps what was not sent.
-#[pyclass(module = "adacomp")]
+#[pyclass(module = "adacomp.research")]
 pub(crate) struct Compressor(adacomp::Compressor);
 
 #[pymethods]
@@ -19,13 +21,13 @@ impl Compressor {
         Self(adacomp::Compressor::new(layout.0.clone()).with_threads(threads))
     }
 
-    /// The parameters and their treatments.
+    /// Returns the parameters and their treatments.
     #[getter]
     fn layout(&self) -> Layout {
         Layout(self.0.layout().clone())
     }
 
-    /// A whole step: a buffer for each parameter name. Everything is checked before anything is changed.
+    /// Compresses all gradients of a step: a buffer for each parameter name. All are checked before anything is changed.
     fn compress(&mut self, py: Python<'_>, gradients: Bound<'_, PyDict>) -> PyResult<()> {
         let gradients = gradients.iter().map(|(name, buffer)| Ok((name.extract()?, Floats::get(&buffer)?)));
         let gradients = gradients.collect::<PyResult<Vec<(String, Floats)>>>()?;
@@ -38,7 +40,7 @@ impl Compressor {
         })
     }
 
-    /// One parameter of a step; with `flush` all of it is sent, with its residual on top.
+    /// Compresses one parameter of a step; with `flush` it is sent dense, with its residual added.
     #[pyo3(signature = (name, gradient, flush = false))]
     fn compress_layer(
         &mut self,
@@ -53,18 +55,18 @@ impl Compressor {
         py.detach(|| self.0.compress_layer(layer, floats.gradient(0..floats.len()), sending)).map_err(refused)
     }
 
-    /// Gradients are divided by this before anything else.
+    /// Sets what gradients are divided by before anything else.
     fn set_loss_scale(&mut self, scale: f32) -> PyResult<()> {
         self.0.set_inverse_loss_scale(1.0 / scale).map_err(refused)
     }
 
-    /// Whether every gradient of the open step is finite.
+    /// Returns whether every gradient of the open step is finite.
     #[getter]
     fn is_finite(&self) -> bool {
         self.0.is_finite()
     }
 
-    /// The open step as a frame.
+    /// Returns the open step as a frame.
     #[pyo3(signature = (learner = 0, step = 0, codec = "rice"))]
     fn encode<'py>(
         &mut self,
@@ -79,23 +81,23 @@ impl Compressor {
         Ok(PyBytes::new(py, &frame))
     }
 
-    /// Every learner has this step: what was sent leaves the residual.
+    /// Subtracts what was sent from the residual: every learner has this step.
     fn commit(&mut self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.0.commit()).map_err(refused)
     }
 
-    /// The step is used nowhere: what was selected stays in the residual.
+    /// Leaves what was selected in the residual: no learner uses this step.
     fn rollback(&mut self, py: Python<'_>) {
         py.detach(|| self.0.rollback());
     }
 
-    /// A copy of a parameter's residual, or None if it is sent whole.
+    /// Returns a copy of a parameter's residual, or None if it is sent dense.
     fn residual<'py>(&mut self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
         let layer = self.layout().number(name)?;
         self.0.residual(layer).map(|values| f32_array(py, values)).transpose()
     }
 
-    /// The residuals as a safetensors file.
+    /// Returns the residuals as a safetensors file.
     #[pyo3(signature = (learner = 0, learners = 1, step = 0))]
     fn save<'py>(
         &mut self,
@@ -109,7 +111,7 @@ impl Compressor {
     }
 
     /// Takes over what was saved: the states of all learners in their order, or with as many learners as before this one's.
-    /// The step before which they were saved.
+    /// Returns the step before which they were saved.
     #[pyo3(signature = (states, learner = 0, learners = 1))]
     fn load(
         &mut self,
@@ -122,7 +124,7 @@ impl Compressor {
         py.detach(|| self.0.load(&states, learner, learners)).map_err(refused)
     }
 
-    /// What each parameter sent in the last step: a dict for each name.
+    /// Returns what each parameter sent in the last step: a dict for each name.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
         for (layer, statistics) in self.0.layout().layers().iter().zip(self.0.statistics()) {
@@ -147,4 +149,17 @@ pub(crate) fn layer_statistics<'py>(
 
 pub(crate) fn read_codec(name: &str) -> PyResult<Codec> {
     name.parse().map_err(refused::<UnknownName>)
+}
+
+/// Returns who saved a state that has this text: the learner, the number of learners, and the step before which it was saved.
+/// `position` is that of the state in a list, for the error.
+#[pyfunction]
+#[pyo3(signature = (text, position = 0))]
+pub(crate) fn saved_by(text: &str, position: usize) -> PyResult<(usize, usize, u64)> {
+    // The core reads it from a file.
+    let metadata = HashMap::from([("adacomp".to_owned(), text.to_owned())]);
+    let file =
+        safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), Some(metadata)).map_err(refused)?;
+    let SavedBy { learner, learners, step } = SavedBy::read(&file, position).map_err(refused)?;
+    Ok((learner, learners, step))
 }

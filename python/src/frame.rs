@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 use std::sync::Arc;
 
 /// What a frame says, checked.
-#[pyclass(frozen, module = "adacomp")]
+#[pyclass(frozen, module = "adacomp.research")]
 pub(crate) struct Frame {
     layout: Arc<adacomp::Layout>,
     frame: adacomp::Frame,
@@ -26,25 +26,25 @@ impl Frame {
         Ok(Self { layout, frame })
     }
 
-    /// The learner that sent it.
+    /// Returns the learner that sent it.
     #[getter]
     fn learner(&self) -> Option<usize> {
         self.frame.header().map(|header| header.learner)
     }
 
-    /// The step that it is of.
+    /// Returns the step that it is of.
     #[getter]
     fn step(&self) -> Option<u64> {
         self.frame.header().map(|header| header.step)
     }
 
-    /// Whether the sender's gradients are finite; if not, there are no packets.
+    /// Returns whether the sender's gradients are finite; if not, there are no packets.
     #[getter]
     fn is_finite(&self) -> bool {
         self.frame.header().is_some_and(|header| !header.non_finite)
     }
 
-    /// For each parameter what was sent: indices and values, as arrays.
+    /// Returns for each parameter what was sent: indices and values, as arrays.
     fn packets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
         let (mut dense, mut selected) = (Vec::new(), Vec::new());
@@ -82,8 +82,8 @@ impl Frame {
     }
 }
 
-/// Averages the frames of all learners of a step into a float32 buffer for each parameter name. None if it did, or the number
-/// of the first learner whose gradient is not finite, in which case nothing is written and the step is to be dropped.
+/// Averages the frames of all learners of a step into a float32 buffer for each parameter name. Returns None if it did, or the
+/// number of the first learner whose gradient is not finite, in which case nothing is written and the step must be dropped.
 #[pyfunction]
 pub(crate) fn average(
     py: Python<'_>,

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 
 /// The parameters of a model in a fixed order, and how the gradient of each travels.
-#[pyclass(frozen, module = "adacomp")]
+#[pyclass(frozen, module = "adacomp.research")]
 pub(crate) struct Layout(pub(crate) Arc<adacomp::Layout>);
 
 #[pymethods]
@@ -45,19 +45,19 @@ impl Layout {
         Ok(Self(Arc::new(policy.layout(parameters).map_err(refused)?)))
     }
 
-    /// The names, in order.
+    /// Returns the names, in order.
     #[getter]
     fn names(&self) -> Vec<&str> {
         self.0.layers().iter().map(|layer| layer.name()).collect()
     }
 
-    /// The number of elements of each parameter.
+    /// Returns the number of elements of each parameter.
     #[getter]
     fn elements(&self) -> Vec<usize> {
         self.0.layers().iter().map(|layer| layer.elements()).collect()
     }
 
-    /// For each parameter the number of elements of a bin, `dense`, `half` or `top-k P`.
+    /// Returns for each parameter the number of elements of a bin, `dense`, `half` or `top-k P`.
     #[getter]
     fn treatments(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         let treatment = |treatment| match treatment {
@@ -67,7 +67,7 @@ impl Layout {
         self.0.layers().iter().map(|layer| treatment(layer.treatment)).collect()
     }
 
-    /// What all learners must have in common, in 64 bits.
+    /// Returns a hash of what all learners must have in common.
     #[getter]
     fn fingerprint(&self) -> u64 {
         self.0.fingerprint()
@@ -89,7 +89,7 @@ impl Layout {
     }
 }
 
-/// A treatment as Python says it.
+/// Reads a treatment as Python says it.
 fn treatment(given: &Bound<'_, PyAny>) -> PyResult<Treatment> {
     if let Ok(bin) = given.extract::<u32>() {
         return Ok(Treatment::Bins(bin));
@@ -99,7 +99,7 @@ fn treatment(given: &Bound<'_, PyAny>) -> PyResult<Treatment> {
     text.parse().map_err(refused::<UnknownName>)
 }
 
-/// The kind of a parameter: `conv`, `matrix` or `vector`, from its number of dimensions and whether it is a convolution's.
+/// Returns the kind of a parameter: `conv`, `matrix` or `vector`, from its number of dimensions and whether it is a convolution's.
 #[pyfunction]
 pub(crate) fn kind(dimensions: usize, in_convolution: bool) -> String {
     Kind::of(dimensions, in_convolution).to_string()

@@ -21,7 +21,7 @@ pyo3::create_exception!(
     "Learners could not exchange their gradients."
 );
 
-/// Any error of the core as [`Error`].
+/// Turns any error of the core into an [`Error`].
 fn refused<E: std::fmt::Display>(error: E) -> PyErr {
     Error::new_err(error.to_string())
 }
@@ -30,7 +30,7 @@ fn refused<E: std::fmt::Display>(error: E) -> PyErr {
 mod _native {
     #[pymodule_export]
     use super::{
-        Error, ExchangeError, compressor::Compressor, exchange::Exchange, frame::Frame, frame::average,
-        layout::Layout, layout::kind, learners::Learners,
+        Error, ExchangeError, compressor::Compressor, compressor::saved_by, exchange::Exchange, frame::Frame,
+        frame::average, layout::Layout, layout::kind, learners::Learners,
     };
 }

@@ -1,70 +1,112 @@
-"""Learners in real processes, which stay from test to test because starting them takes long, under time limits that kill them."""
+"""Learners in real processes, which stay from test to test because starting them takes long, under timeouts that kill them."""
 
+import functools
 import multiprocessing
 import os
 import socket
 import traceback
+from collections.abc import Callable
+from typing import Any
 
-LIMIT = 120
+TIMEOUT = 120
+
+# Processes are forks of one that has imported what takes long.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "adacomp.torch", "pytest"])
+
+_pools: dict[int, "Learners"] = {}
 
 
-def free_port():
+def learners(count: int) -> "Learners":
+    """Returns this many processes with a process group, which other tests may have used before."""
+    if count not in _pools or not _pools[count].alive:
+        _pools[count] = Learners(count)
+    return _pools[count]
+
+
+def kill_all() -> None:
+    for pool in _pools.values():
+        pool.kill()
+
+
+def on_learners(*counts: int) -> Callable[[Callable[..., object]], Callable[..., None]]:
+    """Runs a test on each of this many learners, with the arguments that pytest gives; several counts one after the other."""
+
+    def decorate(body: Callable[..., object]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(**arguments: object) -> None:
+            for count in counts:
+                learners(count).run(test, **arguments)
+
+        test.body = body  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
-def _serve(learner, learners, port, pipe):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(learner), WORLD_SIZE=str(learners))
+def _serve(learner: int, count: int, port: int, pipe: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(learner), WORLD_SIZE=str(count))
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     while True:
-        function, arguments = pipe.recv()
+        function, arguments, keywords = pipe.recv()
         try:
-            pipe.send((True, function(*arguments)))
+            pipe.send((True, getattr(function, "body", function)(*arguments, **keywords)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
 
 
 class Learners:
-    """So many processes with a process group."""
+    """Processes with a process group. As a context they are killed at its end: for tests that do harm to them."""
 
-    def __init__(self, count):
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, count: int) -> None:
         port = free_port()
         self.processes, self.pipes = [], []
         for learner in range(count):
-            pipe, other = context.Pipe()
-            process = context.Process(target=_serve, args=(learner, count, port, other), daemon=True)
+            pipe, other = _context.Pipe()
+            process = _context.Process(target=_serve, args=(learner, count, port, other), daemon=True)
             process.start()
             self.processes.append(process)
             self.pipes.append(pipe)
 
-    def start(self, function, *arguments):
-        """Has every learner call a function of a module."""
-        for pipe in self.pipes:
-            pipe.send((function, arguments))
+    def __enter__(self) -> "Learners":
+        return self
 
-    def result(self, learner, limit=LIMIT):
-        """What it gave; its error is ours."""
-        if not self.pipes[learner].poll(limit):
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self, function: Callable[..., object], *arguments: object, **keywords: object) -> None:
+        """Makes every learner call a function of a module."""
+        for pipe in self.pipes:
+            pipe.send((function, arguments, keywords))
+
+    def result(self, learner: int, timeout: float = TIMEOUT) -> Any:
+        """Returns what it gave, or raises its error."""
+        if not self.pipes[learner].poll(timeout):
             self.kill()
-            raise TimeoutError(f"learner {learner} did not answer within {limit} s")
+            raise TimeoutError(f"learner {learner} did not answer within {timeout} s")
         good, value = self.pipes[learner].recv()
         if not good:
             raise AssertionError(f"learner {learner}:\n{value}")
         return value
 
-    def run(self, function, *arguments, limit=LIMIT):
-        """The results of all."""
-        self.start(function, *arguments)
-        outcomes = []
+    def run(self, function: Callable[..., object], *arguments: object, **keywords: object) -> list[Any]:
+        """Returns the results of all."""
+        self.start(function, *arguments, **keywords)
+        outcomes: list[Any] = []
         for learner in range(len(self.pipes)):
             try:
-                outcomes.append(self.result(learner, limit))
+                outcomes.append(self.result(learner))
             except AssertionError as error:
                 outcomes.append(error)
         for outcome in outcomes:
@@ -75,10 +117,10 @@ class Learners:
         return outcomes
 
     @property
-    def alive(self):
+    def alive(self) -> bool:
         return all(process.is_alive() for process in self.processes)
 
-    def kill(self):
+    def kill(self) -> None:
         for process in self.processes:
             process.kill()
             process.join()

@@ -3,11 +3,21 @@
 import time
 
 import pytest
-import torch
 import torch.distributed as dist
-from training import assert_replicas, attach, make, train
+from learners import on_learners
+from training import (
+    assert_conserved,
+    assert_replicas,
+    assert_same,
+    attach,
+    logged,
+    make,
+    residual_mean,
+    submit,
+    train,
+)
 
-from adacomp.torch import auto
+from adacomp.torch import auto, runtime
 from adacomp.torch.auto import Auto
 
 
@@ -82,15 +92,12 @@ def test_it_changes_with_the_network():
     assert "dense one" in world.auto.reason
 
 
-def slow_way(slow):
+@pytest.mark.parametrize("slow", ["compressed", "dense"])
+@on_learners(2)
+def test_learners_agree_on_the_faster_way(slow):
     """Real learners, one way of which is made slow."""
-    from adacomp.torch import steps
-
     model = make()
     hook = attach(model, mode="auto")
-    kind = {"compressed": steps.Compressed, "dense": None}[slow]
-    plain, give = steps.plain, steps.Compressed.give
-    import adacomp.torch.engine as engine
 
     def slowly(function):
         def call(*arguments):
@@ -99,48 +106,56 @@ def slow_way(slow):
 
         return call
 
-    if kind:
-        steps.Compressed.give = slowly(give)
-    else:
-        engine.plain = slowly(plain)
-    try:
+    place, name = (runtime.Compressed, "submit") if slow == "compressed" else (runtime, "plain")
+    with pytest.MonkeyPatch.context() as patch, logged() as lines:
+        patch.setattr(place, name, slowly(getattr(place, name)))
         train(model, 40)
-    finally:
-        steps.Compressed.give, engine.plain = give, plain
     assert_replicas(model)
     stats = hook.stats()
     assert str(hook).count("\n") >= 4
-    return stats["compressing"], stats["steps"], stats["why"]
+    assert stats["compressing"] == (slow == "dense"), stats["why"]
+    assert stats["steps"]["compressed"] > 5 and stats["steps"]["dense"] >= 1
+    assert_same([stats["compressing"], stats["steps"], stats["why"]])
+    # One learner logs each decision, with what compression is worth.
+    assert len(lines) == (1 if dist.get_rank() == 0 else 0)
+    assert all("  why: a compressed step takes" in line and "compression ratio" in line for line in lines)
 
 
-@pytest.mark.parametrize("slow", ["compressed", "dense"])
-def test_learners_agree_on_the_faster_way(learners, slow):
-    results = learners(2).run(slow_way, slow)
-    for compressing, steps, why in results:
-        assert compressing == (slow == "dense"), why
-        assert steps["compressed"] > 5 and steps["dense"] >= 1
-    assert results[0] == results[1]
-
-
-def alone():
+@on_learners(1)
+def test_one_learner_has_nothing_to_exchange():
     model = make()
     hook = attach(model, mode="auto")
     train(model, 5)
-    return hook.stats()["compressing"], hook.stats()["why"]
+    assert not hook.stats()["compressing"] and "one learner" in hook.stats()["why"]
 
 
-def test_one_learner_has_nothing_to_exchange(learners):
-    [(compressing, why)] = learners(1).run(alone)
-    assert not compressing and "one learner" in why
-
-
-def alone_but_on():
+@on_learners(1)
+def test_one_learner_can_compress():
     model = make()
     hook = attach(model, mode="on")
     train(model, 5)
-    return hook.stats()["steps"]["compressed"], hook.stats()["rate"], dist.get_world_size(), torch.get_num_threads()
+    stats = hook.stats()
+    assert (stats["steps"]["compressed"], stats["compression_ratio"], stats["learners"]) == (5, None, 1)
 
 
-def test_one_learner_can_compress(learners):
-    [(steps, rate, count, _)] = learners(1).run(alone_but_on)
-    assert (steps, rate, count) == (5, None, 1)
+@on_learners(2)
+def test_the_mode_can_be_set_while_training():
+    """Going dense sends the residuals in one step; going on again, and back to auto, works as at the start."""
+    model = make()
+    hook = attach(model, mode="on")
+    given, received = 0, 0
+    for mode, steps in (("on", 4), ("off", 3), ("on", 4), ("off", 2)):
+        hook.mode = mode
+        assert hook.mode == mode and hook.config.mode == mode
+        more_given, more_received = submit(model, steps)
+        given, received = given + more_given, received + more_received
+        assert bool(residual_mean(model, hook).any()) == (mode == "on")
+        assert (hook.stats()["compressing"], hook.stats()["why"]) == (mode == "on", f'mode="{mode}"')
+    assert_conserved(model, hook, given, received)
+    assert hook.stats()["steps"] == {"compressed": 8, "dense": 5, "dropped": 0}
+    hook.mode = "auto"
+    train(model, auto.WARM_UP + 1)
+    assert hook.stats()["why"] == "trying both ways" and hook.stats()["steps"]["compressed"] == 8 + auto.WARM_UP + 1
+    with pytest.raises(ValueError, match="mode 'sometimes'; expected auto, on or off"):
+        hook.mode = "sometimes"
+    assert hook.mode == "auto"

@@ -3,11 +3,11 @@
 import copy
 import pickle
 import time
-import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
+from learners import on_learners
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -19,18 +19,20 @@ from training import (
     attach,
     batch,
     everywhere,
-    give,
     gradient,
     local_gradient,
     make,
+    submit,
     train,
     weights,
 )
 
-import adacomp.torch
+from adacomp.torch import AdaCompState, Config, adacomp_hook
+from adacomp.torch import attach as real_attach
 
 
-def accumulation():
+@on_learners(2)
+def test_gradient_accumulation():
     model = make()
     hook = attach(model)
     given = received = 0
@@ -49,11 +51,8 @@ def accumulation():
     assert_conserved(model, hook, given, received)
 
 
-def test_gradient_accumulation(learners):
-    learners(2).run(accumulation)
-
-
-def clipping():
+@on_learners(2)
+def test_clipping():
     model = make()
     attach(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -67,17 +66,14 @@ def clipping():
     assert_replicas(model)
 
 
-def test_clipping(learners):
-    learners(2).run(clipping)
-
-
 class Frozen(Net):
     def __init__(self):
         super().__init__()
         self.fc1.weight.requires_grad_(False)
 
 
-def frozen():
+@on_learners(2)
+def test_frozen_parameters():
     model = make(Frozen)
     hook = attach(model)
     before = model.module.fc1.weight.clone()
@@ -86,10 +82,6 @@ def frozen():
     assert torch.equal(before, model.module.fc1.weight)
     assert "residual.fc1.weight" not in hook.state_dict()
     assert "fc1.weight" not in hook.stats()["layers"]
-
-
-def test_frozen_parameters(learners):
-    learners(2).run(frozen)
 
 
 class Branches(nn.Module):
@@ -110,12 +102,16 @@ def flat_or_zero(module):
     return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in module.parameters()])
 
 
-def unused(strategy, dense_from, as_view, in_place):
+@pytest.mark.parametrize("as_view, in_place", [(False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("dense_from", [24, 13])
+@STRATEGIES
+@on_learners(2)
+def test_unused_parameters(strategy, dense_from, as_view, in_place):
     model = make(Branches, find_unused_parameters=True, bucket_cap_mb=0.01, gradient_as_bucket_view=as_view)
     hook = attach(model, in_place, strategy=strategy)
     given = received = 0
     for step in range(24):
-        hook._engine.options["mode"] = "off" if step >= dense_from else "on"
+        hook.mode = "off" if step >= dense_from else "on"
         # Both on one side, both on the other, or one on each.
         use_left = [True, False, dist.get_rank() == 0][step % 3]
         images, labels = batch(step)
@@ -134,14 +130,7 @@ def unused(strategy, dense_from, as_view, in_place):
         # The steps after gave both branches occasion to send what they had kept.
         assert not kept["residual.left.weight"].any() and not kept["residual.right.weight"].any()
         # And then there is nothing more to take along, though one branch is never used.
-        assert hook._engine.counts.plain > 5
-
-
-@pytest.mark.parametrize("as_view, in_place", [(False, True), (True, True), (False, False)])
-@STRATEGIES
-def test_unused_parameters(learners, strategy, as_view, in_place):
-    for dense_from in (24, 13):
-        learners(2).run(unused, strategy, dense_from, as_view, in_place)
+        assert hook._runtime.counts.plain > 5
 
 
 class TwoHeads(nn.Module):
@@ -154,36 +143,36 @@ class TwoHeads(nn.Module):
         return self.one(x) + self.other(x) if both else self.one(x)
 
 
-def used_by_one():
+@on_learners(2)
+def test_learners_go_dense_together():
     """In the step in which learners go dense, one uses all and the other does not: they must go on together."""
     model = make(TwoHeads, find_unused_parameters=True, bucket_cap_mb=0.01)
     hook = attach(model)
     given = received = 0
-    kinds = []
+    kept = []
     for step in range(10):
-        hook._engine.options["mode"] = "off" if step >= 5 else "on"
+        hook.mode = "off" if step >= 5 else "on"
         both = step != 5 or dist.get_rank() == 0
         images, labels = batch(step)
         alone = TwoHeads()
         alone.load_state_dict(model.module.state_dict())
         cross_entropy(alone(images, both), labels).backward()
-        given = given + torch.cat(
-            [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in alone.parameters()]
-        )
+        given = given + flat_or_zero(alone)
         model.zero_grad()
         cross_entropy(model(images, both), labels).backward()
         received = received + gradient(model)
-        kinds.append(hook._engine.keeps)
+        kept.append(hook._runtime.keeps)
     assert_conserved(model, hook, given, received)
-    return kinds, hook._engine.counts.plain
+    assert kept == [True] * 6 + [False] * 4 and hook._runtime.counts.plain == 3
 
 
-def test_learners_go_dense_together(learners):
-    results = learners(2).run(used_by_one)
-    assert results == [([True] * 6 + [False] * 4, 3)] * 2
-
-
-def with_options(options):
+@pytest.mark.parametrize(
+    "options",
+    [{"static_graph": True}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}, {"find_unused_parameters": True}],
+    ids=str,
+)
+@on_learners(2)
+def test_ddp_options(options):
     """The same bits whatever DDP does with its buckets."""
     results = []
     for ddp in ({"bucket_cap_mb": 100}, options):
@@ -197,15 +186,6 @@ def with_options(options):
     assert all(torch.equal(state[name], other_state[name]) for name in state)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"static_graph": True}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}, {"find_unused_parameters": True}],
-    ids=str,
-)
-def test_ddp_options(learners, options):
-    learners(2).run(with_options, options)
-
-
 class Backwards(Net):
     """Registers its parameters in another order than it uses them, so that PyTorch's rebuilt buckets differ a lot."""
 
@@ -215,25 +195,22 @@ class Backwards(Net):
         self._modules = dict(reversed(self._modules.items()))
 
 
-def reordering():
+@on_learners(2)
+def test_buckets_are_rebuilt_and_nothing_is_lost():
     model = make(Backwards, bucket_cap_mb=0.005)
     hook = attach(model)
     seen = set()
-    layers = hook._engine._layers
+    layers = hook._runtime._layers
 
     def spy(bucket):
         seen.add((bucket.index(), tuple(layers(bucket))))
         return layers(bucket)
 
-    hook._engine._layers = spy
-    given, received = give(model, 10)
+    hook._runtime._layers = spy
+    given, received = submit(model, 10)
     assert_conserved(model, hook, given, received)
-    return len(seen), max(index for index, _ in seen) + 1
-
-
-def test_buckets_are_rebuilt_and_nothing_is_lost(learners):
-    for kinds, buckets in learners(2).run(reordering):
-        assert kinds > buckets > 2, "the buckets were not rebuilt, so this shows nothing"
+    buckets = max(index for index, _ in seen) + 1
+    assert len(seen) > buckets > 2, "the buckets were not rebuilt, so this shows nothing"
 
 
 class Slow(nn.Module):
@@ -257,27 +234,23 @@ class Slow(nn.Module):
         return self.last(self.Wait.apply(self.first(images.flatten(1)).relu()))
 
 
-def overlap():
-    """How many bytes are on their way when each bucket comes."""
+@on_learners(2)
+def test_messages_travel_while_the_backward_pass_goes_on():
+    """Bytes are on their way when the last bucket comes."""
     model = make(Slow, bucket_cap_mb=0.001)
     hook = attach(model)
-    engine = hook._engine
-    layers, sent = engine._layers, []
+    runtime = hook._runtime
+    layers, sent = runtime._layers, []
 
     def spy(bucket):
-        sent.append((bucket.index(), engine.transport.sent - engine._sent_before))
+        sent.append((bucket.index(), runtime.transport.sent - runtime._sent_before))
         return layers(bucket)
 
     train(model, 2)
-    engine._layers = spy
+    runtime._layers = spy
     train(model, 1)
-    return sent
-
-
-def test_messages_travel_while_the_backward_pass_goes_on(learners):
-    for sent in learners(2).run(overlap):
-        assert sent[0] == (0, 0) and len(sent) > 1
-        assert sent[-1][1] > 100, sent
+    assert sent[0] == (0, 0) and len(sent) > 1
+    assert sent[-1][1] > 100, sent
 
 
 class Tied(nn.Module):
@@ -293,7 +266,8 @@ class Tied(nn.Module):
         return self.out(self.inner(images.flatten(1)) + self.embedding.weight.sum(0))
 
 
-def tied():
+@on_learners(2)
+def test_tied_parameters():
     model = make(Tied)
     hook = attach(model)
     train(model, 5)
@@ -301,26 +275,20 @@ def tied():
     assert "residual.embedding.weight" in hook.state_dict() and "residual.out.weight" not in hook.state_dict()
 
 
-def test_tied_parameters(learners):
-    learners(2).run(tied)
-
-
-def channels_last():
+@on_learners(2)
+def test_channels_last():
     """Kernels that are stored in another order keep their residual in their own shape."""
     model = make(lambda: Net().to(memory_format=torch.channels_last))
     hook = attach(model)
-    given, received = give(model, 6)
+    given, received = submit(model, 6)
     assert_conserved(model, hook, given, received)
     before = hook.state_dict()
     hook.load_state_dict(before)
     assert all(torch.equal(values, hook.state_dict()[name]) for name, values in before.items())
 
 
-def test_channels_last(learners):
-    learners(2).run(channels_last)
-
-
-def uneven():
+@on_learners(2)
+def test_uneven_inputs():
     """Learners with fewer batches: DDP's join goes on with the others."""
     model = make()
     hook = attach(model)
@@ -331,15 +299,11 @@ def uneven():
             optimizer.zero_grad()
             cross_entropy(model(images), labels).backward()
             optimizer.step()
-    return hook.stats()["steps"]["compressed"], weights(model)
+    assert hook.stats()["steps"]["compressed"] == 5
 
 
-def test_uneven_inputs(learners):
-    (short, _), (long, _) = learners(2).run(uneven)
-    assert short == long == 5
-
-
-def two_models():
+@on_learners(2)
+def test_two_models_in_one_process():
     first, second = make(seed=1), make(seed=2)
     hooks = attach(first), attach(second, strategy="reduce")
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.05)
@@ -352,51 +316,47 @@ def two_models():
     assert not torch.equal(before, weights(first))
     assert_replicas(first)
     assert_replicas(second)
-    return [hook.stats()["steps"]["compressed"] for hook in hooks]
+    assert [hook.stats()["steps"]["compressed"] for hook in hooks] == [5, 5]
 
 
-def test_two_models_in_one_process(learners):
-    assert learners(2).run(two_models) == [[5, 5], [5, 5]]
-
-
-def some_learners(members):
+@on_learners(4)
+def test_a_group_of_some_learners():
     """A model that only some learners train, over a group of their own."""
-    group = dist.new_group(members)
-    if dist.get_rank() in members:
+    group = dist.new_group([1, 3])
+    if dist.get_rank() in (1, 3):
         torch.manual_seed(0)
         model = DistributedDataParallel(Net(), process_group=group)
         hook = attach(model)
         train(model, 4)
-        return hook.stats()["learners"], hook.stats()["steps"]["compressed"]
-    return None
+        assert (hook.stats()["learners"], hook.stats()["steps"]["compressed"]) == (2, 4)
 
 
-def test_a_group_of_some_learners(learners):
-    assert learners(4).run(some_learners, [1, 3]) == [None, (2, 4), None, (2, 4)]
-
-
-def classic():
+@on_learners(2)
+def test_the_classic_pair():
     """As Lightning does it: the state is made without a model, and registered by somebody else."""
-
-    class Nothing:
-        pass
-
-    # A dead reference somewhere in the program must not matter.
-    dead = weakref.proxy(Nothing())
     model = make()
-    hook = adacomp.torch.Hook(mode="on", names={"fc1.weight": 100})
-    assert "not yet attached" in repr(hook)
-    model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
+    state = AdaCompState(Config(mode="on", names={"fc1.weight": 100}))
+    assert "not yet attached" in repr(state)
+    model.register_comm_hook(state, adacomp_hook)
+    for call in (state.stats, state.state_dict, lambda: train(model, 1)):
+        with pytest.raises(RuntimeError, match=r"call state\.bind\(ddp\) before the first step"):
+            call()
+    # DDP itself cannot go on after a backward pass that broke off.
+    model = make()
+    model.register_comm_hook(state, adacomp_hook)
+    state.bind(model)
     train(model, 4)
     assert_replicas(model)
-    stats = hook.stats()
-    del dead
-    return stats["steps"]["compressed"], stats["layers"]["fc1.weight"]["treatment"]
+    stats = state.stats()
+    assert (stats["steps"]["compressed"], stats["layers"]["fc1.weight"]["treatment"]) == (4, 100)
+    with pytest.raises(RuntimeError, match="has a model already"):
+        state.bind(make())
 
 
-def ignored():
+@on_learners(2)
+def test_ignored_parameters():
     """Parameters that DDP was told to leave alone, of the outermost module and of others."""
-    told = []
+    exchanged = []
     for module, names in ((nn.Linear(64, 10), [".bias"]), (nn.Linear(64, 10), ["bias"]), (Net(), ["fc1.bias"])):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
         model = DistributedDataParallel(module)
@@ -404,18 +364,15 @@ def ignored():
         images, labels = batch(0)
         outputs = model(images.flatten(1) if isinstance(module, nn.Linear) else images)
         cross_entropy(outputs, labels).backward()
-        told.append(list(hook.stats()["layers"]))
-    return told
-
-
-def test_ignored_parameters(learners):
+        exchanged.append(list(hook.stats()["layers"]))
+    dotted, plain, inner = exchanged
     # DDP itself knows the outermost module's parameters only with a dot.
-    for dotted, plain, inner in learners(2).run(ignored):
-        assert dotted == ["weight"] and plain == ["weight", "bias"]
-        assert "fc1.bias" not in inner and "fc2.bias" in inner
+    assert dotted == ["weight"] and plain == ["weight", "bias"]
+    assert "fc1.bias" not in inner and "fc2.bias" in inner
 
 
-def copies():
+@on_learners(2)
+def test_models_can_be_copied():
     """A copy of the model is one without a hook, as without compression."""
     model = make()
     hook = attach(model)
@@ -427,11 +384,8 @@ def copies():
     assert_replicas(model)
 
 
-def test_models_can_be_copied(learners):
-    learners(2).run(copies)
-
-
-def closed():
+@on_learners(2)
+def test_a_closed_hook_says_so():
     model = make()
     hook = attach(model)
     train(model, 2)
@@ -442,14 +396,6 @@ def closed():
     again = make()
     attach(again)
     with pytest.raises(RuntimeError):
-        adacomp.torch.attach(again)
+        real_attach(again)
     train(again, 2)
     assert_replicas(again)
-
-
-def test_a_closed_hook_says_so(learners):
-    learners(2).run(closed)
-
-
-def test_the_classic_pair(learners):
-    assert learners(2).run(classic) == [(4, 100)] * 2

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+from learners import learners, on_learners
 from torch.nn.functional import cross_entropy
 from training import PATHS, STRATEGIES, Net, assert_replicas, attach, batch, make, train, weights
 
-import adacomp.torch
-from adacomp.torch import LocalAdam
+from adacomp.torch import Config, LocalAdam
 
 RATE = 0.003
 
@@ -16,22 +16,19 @@ def follower(model):
     return torch.optim.SGD(model.parameters(), RATE)
 
 
-def alone(betas, eps):
-    """One learner's Adam is PyTorch's; the largest difference of weights."""
+@pytest.mark.parametrize(("betas", "eps"), [((0.9, 0.999), 1e-8), ((0.8, 0.95), 1e-4)])
+@on_learners(1)
+def test_one_learner_alone_has_pytorchs_adam(betas, eps):
     usual = make()
     train(usual, 20, torch.optim.Adam(usual.parameters(), RATE, betas, eps))
     model = make()
     attach(model, mode="off", local_adam=LocalAdam(betas, eps))
     train(model, 20, follower(model))
-    return float((weights(usual) - weights(model)).abs().max())
+    assert (weights(usual) - weights(model)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("betas", "eps"), [((0.9, 0.999), 1e-8), ((0.8, 0.95), 1e-4)])
-def test_one_learner_alone_has_pytorchs_adam(learners, betas, eps):
-    assert learners(1).run(alone, betas, eps)[0] < 1e-5
-
-
-def averaged():
+@on_learners(2)
+def test_without_compression_all_follow_the_mean():
     """Without compression all follow the mean of what each learner's own Adam would do in the first step."""
     model = make()
     before = weights(model)
@@ -48,18 +45,16 @@ def averaged():
     assert (weights(model) - before - sum(steps) / len(steps)).abs().max() < 1e-6
 
 
-def test_without_compression_all_follow_the_mean(learners):
-    learners(2).run(averaged)
-
-
 def saved(folder, in_place, strategy):
     """Trains, saves, and trains on; the weights then."""
     model = make()
     hook = attach(model, in_place, strategy=strategy, local_adam=LocalAdam())
     train(model, 6, follower(model))
     torch.save(hook.state_dict(), f"{folder}/{dist.get_rank()}.pt")
-    torch.save(hook.state_dict(consolidate=True), f"{folder}/all.pt")
-    torch.save(model.module.state_dict(), f"{folder}/model.pt")
+    consolidated = hook.state_dict(consolidate=True)
+    if dist.get_rank() == 0:
+        torch.save(consolidated, f"{folder}/all.pt")
+        torch.save(model.module.state_dict(), f"{folder}/model.pt")
     train(model, 6, follower(model), start=6)
     assert_replicas(model)
     return weights(model)
@@ -78,26 +73,28 @@ def resumed(folder, in_place, strategy, files):
 
 @PATHS
 @STRATEGIES
-def test_resume_gives_the_same_bits(learners, tmp_path, in_place, strategy):
-    expected = learners(2).run(saved, str(tmp_path), in_place, strategy)
+@on_learners(2)
+def test_resume_gives_the_same_bits(tmp_path, in_place, strategy):
+    expected = saved(tmp_path, in_place, strategy)
     # Whatever order their states are in.
-    found = learners(2).run(resumed, str(tmp_path), in_place, strategy, [1, 0])
-    assert all(torch.equal(weights, expected[0]) for weights in found)
+    assert torch.equal(resumed(tmp_path, in_place, strategy, [1, 0]), expected)
 
 
-def test_another_number_of_learners_has_the_mean(learners, tmp_path):
-    learners(2).run(saved, str(tmp_path), None, "gather")
-    ways = [learners(4).run(resumed, str(tmp_path), None, "gather", files)[0] for files in (["all"], [0, 1])]
+def test_another_number_of_learners_has_the_mean(tmp_path):
+    learners(2).run(saved, tmp_path, None, "gather")
+    ways = [learners(4).run(resumed, tmp_path, None, "gather", files)[0] for files in (["all"], [0, 1])]
     assert torch.allclose(*ways, atol=1e-5)
-    own, whole = (torch.load(tmp_path / f"{name}.pt") for name in (0, "all"))
-    assert whole["adam.steps.fc1.weight"] == 6 and own["adam.first.fc1.weight"].shape == whole["adam.first.fc1.weight"].shape
+    own, mean = (torch.load(tmp_path / f"{name}.pt") for name in (0, "all"))
+    assert mean["adam.steps.fc1.weight"] == 6 and own["adam.first.fc1.weight"].shape == mean["adam.first.fc1.weight"].shape
 
 
 def kept(hook):
     return {name: values for name, values in hook.state_dict().items() if name != "adacomp"}
 
 
-def poisoned(in_place):
+@PATHS
+@on_learners(2)
+def test_a_bad_gradient_does_not_poison_moments(in_place):
     """One element of one learner's gradient that is not finite: its parameter's moments and residual stay as they were."""
     model = make()
     hook = attach(model, in_place, local_adam=LocalAdam())
@@ -127,11 +124,6 @@ def spoiled(gradient):
     return gradient
 
 
-@PATHS
-def test_a_bad_gradient_does_not_poison_moments(learners, in_place):
-    learners(2).run(poisoned, in_place)
-
-
 class Half(Net):
     def __init__(self):
         super().__init__()
@@ -141,17 +133,14 @@ class Half(Net):
         return super().forward(x.to(torch.bfloat16)).float()
 
 
-def in_half():
+@on_learners(2)
+def test_bfloat16():
     """Moments are float32 whatever gradients are."""
     model = make(Half)
     hook = attach(model, local_adam=LocalAdam())
     train(model, 5, follower(model))
     assert_replicas(model)
     assert all(values.dtype is torch.float32 for name, values in kept(hook).items() if "adam.second" in name)
-
-
-def test_bfloat16(learners):
-    learners(2).run(in_half)
 
 
 class Late(Net):
@@ -167,7 +156,8 @@ class Late(Net):
         return x + self.late(x)[:, :10] if self.calls > 2 else x
 
 
-def used_late():
+@on_learners(2)
+def test_steps_are_counted_by_parameter():
     """Its first step is as long as Adam's first steps are."""
     model = make(Late, find_unused_parameters=True)
     hook = attach(model, mode="off", local_adam=LocalAdam())
@@ -178,21 +168,15 @@ def used_late():
     assert 0.5 * RATE < moved < 1.01 * RATE, moved
 
 
-def test_steps_are_counted_by_parameter(learners):
-    learners(2).run(used_late)
-
-
-def mismatched():
+@on_learners(2)
+def test_learners_must_agree():
     own = LocalAdam() if dist.get_rank() else None
     with pytest.raises(ValueError, match="learner . was attached with local_adam="):
         attach(make(), local_adam=own)
 
 
-def test_learners_must_agree(learners):
-    learners(2).run(mismatched)
-
-
-def without():
+@on_learners(2)
+def test_states_of_another_kind_are_refused():
     """Neither moments nor residuals of another kind are taken for something else."""
     states = []
     for local_adam in (LocalAdam(), None):
@@ -210,16 +194,12 @@ def without():
         hook.load_state_dict(states[0])
 
 
-def test_states_of_another_kind_are_refused(learners):
-    learners(2).run(without)
-
-
 def test_bad_options():
     with pytest.raises(ValueError, match="betas"):
         LocalAdam(betas=(0.9, 1.0))
     with pytest.raises(ValueError, match="eps"):
         LocalAdam(eps=0.0)
     with pytest.raises(TypeError, match="LocalAdam"):
-        adacomp.torch.Hook(local_adam=True)
+        Config(local_adam=True)
     with pytest.raises(ValueError, match="GradScaler"):
-        adacomp.torch.Hook(local_adam=LocalAdam(), scaler=torch.amp.GradScaler("cpu"))
+        Config(local_adam=LocalAdam(), scaler=torch.amp.GradScaler("cpu"))

@@ -9,6 +9,8 @@ import numpy
 import pytest
 
 import adacomp
+from adacomp import _native, research
+from adacomp.research import Compressor, Exchange, Frame, Layout, Learners, average
 
 GOLDEN = Path(__file__).parents[2] / "crates/adacomp/tests/golden"
 PARAMETERS = [("conv.weight", (16, 8, 3, 3), None), ("fc.weight", (40, 60), None), ("fc.bias", (40,), None)]
@@ -48,18 +50,18 @@ SCHEMES = {
 @pytest.mark.parametrize("codec", ["rice", "paper"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_frames_are_those_of_the_rust_crate(scheme, codec):
-    layout = adacomp.Layout(PARAMETERS, **SCHEMES[scheme])
-    compressor, random = adacomp.Compressor(layout), Random(51)
+    layout = Layout(PARAMETERS, **SCHEMES[scheme])
+    compressor, random = Compressor(layout), Random(51)
     for step in range(3):
         compressor.compress(random.gradients(layout))
-        frame = adacomp.encode(compressor, 7, step, codec)
+        frame = compressor.encode(7, step, codec)
         compressor.commit()
     assert frame == (GOLDEN / f"{scheme}.{codec}.frame").read_bytes()
-    decoded = adacomp.decode(frame, layout)
+    decoded = Frame(frame, layout)
     assert (decoded.learner, decoded.step, decoded.is_finite) == (7, 2, True)
     packets = decoded.packets()
     output = {name: numpy.ones(elements, "f") for name, elements in zip(layout.names, layout.elements)}
-    adacomp.add_to(decoded, output)
+    decoded.add_to(output)
     for name, (indices, values) in packets.items():
         expected = numpy.ones(output[name].size, "f")
         expected[indices] += values
@@ -67,62 +69,62 @@ def test_frames_are_those_of_the_rust_crate(scheme, codec):
 
 
 def test_a_frame_of_gradients_that_are_not_finite():
-    layout = adacomp.Layout(PARAMETERS)
-    compressor = adacomp.Compressor(layout)
+    layout = Layout(PARAMETERS)
+    compressor = Compressor(layout)
     gradients = Random(52).gradients(layout)
     gradients["conv.weight"][5] = numpy.inf
     compressor.compress(gradients)
     assert not compressor.is_finite
     frame = compressor.encode(7, 2)
     assert frame == (GOLDEN / "non-finite.frame").read_bytes()
-    assert not adacomp.decode(frame, layout).is_finite
+    assert not Frame(frame, layout).is_finite
     with pytest.raises(adacomp.Error, match="not finite"):
         compressor.commit()
     as_learner_1 = compressor.encode(1, 2)
     compressor.rollback()
     output = {name: numpy.zeros(elements, "f") for name, elements in zip(layout.names, layout.elements)}
-    other = adacomp.Compressor(layout)
+    other = Compressor(layout)
     other.compress(Random(3).gradients(layout))
-    assert adacomp.average(layout, 2, [other.encode(0, 2), as_learner_1], output) == 1
+    assert average(layout, 2, [other.encode(0, 2), as_learner_1], output) == 1
     assert not any(values.any() for values in output.values())
     with pytest.raises(adacomp.Error, match="learner 7"):
-        adacomp.average(layout, 2, [other.encode(0, 2), frame], output)
+        average(layout, 2, [other.encode(0, 2), frame], output)
 
 
 def test_the_average_of_frames():
-    layout = adacomp.Layout(PARAMETERS)
-    compressors = [adacomp.Compressor(layout) for _ in range(3)]
+    layout = Layout(PARAMETERS)
+    compressors = [Compressor(layout) for _ in range(3)]
     for learner, compressor in enumerate(compressors):
         compressor.compress(Random(learner + 1).gradients(layout))
     frames = [compressor.encode(learner, 5) for learner, compressor in enumerate(compressors)]
-    average = {name: numpy.full(elements, 9.0, "f") for name, elements in zip(layout.names, layout.elements)}
-    assert adacomp.average(layout, 5, frames, average) is None
+    mean = {name: numpy.full(elements, 9.0, "f") for name, elements in zip(layout.names, layout.elements)}
+    assert average(layout, 5, frames, mean) is None
     total = {name: numpy.zeros(elements, "f") for name, elements in zip(layout.names, layout.elements)}
     for frame in frames:
-        adacomp.decode(frame, layout).add_to(total)
+        Frame(frame, layout).add_to(total)
     for name in layout.names:
-        assert numpy.array_equal(average[name], total[name] * numpy.float32(1 / 3))
+        assert numpy.array_equal(mean[name], total[name] * numpy.float32(1 / 3))
 
 
 def test_any_buffer_will_do():
-    layout = adacomp.Layout([("w", (50, 40), None)])
+    layout = Layout([("w", (50, 40), None)])
     values = numpy.random.default_rng(1).standard_normal(2000).astype("f")
     frames = set()
     for buffer in (values, values.reshape(50, 40), memoryview(values), array.array("f", values), values.reshape(40, 50).T):
-        compressor = adacomp.Compressor(layout)
+        compressor = Compressor(layout)
         compressor.compress({"w": buffer})
         frames.add(compressor.encode())
     assert len(frames) == 1
-    halves = adacomp.Compressor(layout)
+    halves = Compressor(layout)
     halves.compress({"w": values.astype(numpy.float16)})
-    singles = adacomp.Compressor(layout)
+    singles = Compressor(layout)
     singles.compress({"w": values.astype(numpy.float16).astype("f")})
     assert halves.encode() == singles.encode()
     # bfloat16 is the upper half of a float32.
     bits = values.view(numpy.uint32) >> 16
-    upper = adacomp.Compressor(layout)
+    upper = Compressor(layout)
     upper.compress({"w": bits.astype(numpy.uint16)})
-    rounded = adacomp.Compressor(layout)
+    rounded = Compressor(layout)
     rounded.compress({"w": (bits << 16).view("f")})
     assert upper.encode() == rounded.encode()
 
@@ -138,41 +140,41 @@ def test_any_buffer_will_do():
     ],
 )
 def test_what_cannot_be_used_is_refused(buffer, told):
-    compressor = adacomp.Compressor(adacomp.Layout([("w", (50, 40), None)]))
+    compressor = Compressor(Layout([("w", (50, 40), None)]))
     with pytest.raises((adacomp.Error, TypeError), match=told):
         compressor.compress({"w": buffer})
     assert not compressor.residual("w").any()
 
 
 def test_errors_say_what_to_do():
-    layout = adacomp.Layout([("w", (50, 40), None)])
-    compressor = adacomp.Compressor(layout)
+    layout = Layout([("w", (50, 40), None)])
+    compressor = Compressor(layout)
     for call, told in [
-        (lambda: adacomp.Layout([("w", (5,), "tensor")]), "expected conv, matrix or vector"),
-        (lambda: adacomp.Layout([("w", (5,), None)], conv="sparse"), "number of elements of a bin"),
-        (lambda: adacomp.Layout([("w", (50, 40), None)], names=[("w", 0)]), "bin"),
-        (lambda: adacomp.Layout([("w", (5,), None), ("w", (6,), None)]), "w"),
+        (lambda: Layout([("w", (5,), "tensor")]), "expected conv, matrix or vector"),
+        (lambda: Layout([("w", (5,), None)], conv="sparse"), "number of elements of a bin"),
+        (lambda: Layout([("w", (50, 40), None)], names=[("w", 0)]), "bin"),
+        (lambda: Layout([("w", (5,), None), ("w", (6,), None)]), "w"),
         (lambda: compressor.encode(codec="zip"), "expected rice or paper"),
         (lambda: compressor.encode(), "no step"),
         (lambda: compressor.residual("x"), "no parameter `x`"),
         (lambda: compressor.set_loss_scale(0.0), "loss scale"),
-        (lambda: adacomp.decode(b"nonsense", layout), "frame"),
-        (lambda: adacomp.average(layout, 0, [], {"w": numpy.zeros(2000, "f")}), "frame"),
-        (lambda: adacomp.average(layout, 0, [], {}), "no output for parameter `w`"),
+        (lambda: Frame(b"nonsense", layout), "frame"),
+        (lambda: average(layout, 0, [], {"w": numpy.zeros(2000, "f")}), "frame"),
+        (lambda: average(layout, 0, [], {}), "no output for parameter `w`"),
     ]:
         with pytest.raises(adacomp.Error, match=told):
             call()
     read_only = numpy.zeros(2000, "f")
     read_only.flags.writeable = False
     compressor.compress({"w": numpy.ones(2000, "f")})
-    frame = adacomp.decode(compressor.encode(), layout)
+    frame = Frame(compressor.encode(), layout)
     with pytest.raises(adacomp.Error, match="read-only"):
         frame.add_to({"w": read_only})
 
 
 def test_any_bytes_give_a_frame_or_an_error():
-    layout = adacomp.Layout(PARAMETERS)
-    compressor = adacomp.Compressor(layout)
+    layout = Layout(PARAMETERS)
+    compressor = Compressor(layout)
     compressor.compress(Random(4).gradients(layout))
     good = bytearray(compressor.encode())
     generator = numpy.random.default_rng(5)
@@ -181,23 +183,23 @@ def test_any_bytes_give_a_frame_or_an_error():
         bad = bytearray(good)
         bad[generator.integers(len(bad))] ^= 1 << generator.integers(8)
         try:
-            adacomp.decode(bad, layout)
+            Frame(bad, layout)
         except adacomp.Error:
             refused += 1
     assert refused == 2000
 
 
 def test_state_goes_on_with_another_number_of_learners():
-    layout = adacomp.Layout(PARAMETERS)
-    compressors = [adacomp.Compressor(layout) for _ in range(2)]
+    layout = Layout(PARAMETERS)
+    compressors = [Compressor(layout) for _ in range(2)]
     for learner, compressor in enumerate(compressors):
         compressor.compress(Random(learner + 1).gradients(layout))
         compressor.commit()
     states = [compressor.save(learner, 2, 9) for learner, compressor in enumerate(compressors)]
-    same = adacomp.Compressor(layout)
+    same = Compressor(layout)
     assert same.load([states[1]], 1, 2) == 9
     assert numpy.array_equal(same.residual("fc.weight"), compressors[1].residual("fc.weight"))
-    other = adacomp.Compressor(layout)
+    other = Compressor(layout)
     other.load(states, 2, 3)
     mean = (compressors[0].residual("fc.weight").astype("d") + compressors[1].residual("fc.weight")) / 2
     assert numpy.allclose(other.residual("fc.weight"), mean, atol=1e-7)
@@ -207,35 +209,52 @@ def test_state_goes_on_with_another_number_of_learners():
 
 
 def test_the_example_of_the_module_runs():
-    example = adacomp.__doc__.split("::\n", 1)[1]
-    exec(inspect.cleandoc(example), {})
+    _, example = research.__doc__.split("::\n", 1)
+    exec(inspect.cleandoc(example.split("\n\n``")[0]), {})
 
 
 def test_stubs_are_true():
     tree = ast.parse((Path(adacomp.__file__).parent / "_native.pyi").read_text())
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and hasattr(adacomp, node.name):
-            real = getattr(adacomp, node.name)
+        if isinstance(node, ast.ClassDef) and hasattr(_native, node.name):
+            real = getattr(_native, node.name)
             stubbed = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
             public = {name for name in vars(real) if not name.startswith("_")}
             assert {name for name in stubbed if not name.startswith("_")} == public, node.name
             for item in node.body:
-                signature = getattr(getattr(real, getattr(item, "name", ""), None), "__text_signature__", None)
-                if isinstance(item, ast.FunctionDef) and signature and item.name != "__init__":
-                    names = [argument.arg for argument in item.args.args]
-                    assert names == [part.strip("$ ").split("=")[0] for part in signature.strip("()").split(", ") if part != "/"]
-    native = {name for name in dir(adacomp._native) if not name.startswith("_")}
+                if isinstance(item, ast.FunctionDef) and item.name != "__init__":
+                    check_signature(item, getattr(real, item.name))
+        elif isinstance(node, ast.FunctionDef):
+            check_signature(node, getattr(_native, node.name))
+    native = {name for name in dir(_native) if not name.startswith("_")}
     stubbed = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     assert native == stubbed - {"Transport"}
 
 
+def check_signature(stub, real):
+    signature = getattr(real, "__text_signature__", None)
+    if signature:
+        names = [argument.arg for argument in stub.args.args]
+        assert names == [part.strip("$ ").split("=")[0] for part in signature.strip("()").split(", ") if part != "/"], stub.name
+
+
 def test_everything_public_is_documented():
-    for name in adacomp.__all__:
-        item = getattr(adacomp, name)
-        assert inspect.getdoc(item), name
+    assert research.__doc__ and adacomp.__version__
+    for module in (adacomp, research):
+        for name in module.__all__:
+            assert name == "__version__" or inspect.getdoc(getattr(module, name)), name
 
 
-def give_all(learners, all_gradients, layout):
+def test_who_saved_a_state_is_read():
+    compressor = Compressor(Layout(PARAMETERS))
+    saved = compressor.save(2, 3, 9)
+    assert _native.saved_by("residuals 1, learner 2 of 3, step 9") == (2, 3, 9)
+    assert b"residuals 1, learner 2 of 3, step 9" in saved
+    with pytest.raises(adacomp.Error, match="learner L of N, step S"):
+        _native.saved_by("nobody")
+
+
+def submit_all(learners, all_gradients, layout):
     for learner, gradients in enumerate(all_gradients):
         learners.submit(learner, list(gradients.values()))
     output = [numpy.empty(elements, numpy.float32) for elements in layout.elements]
@@ -244,19 +263,19 @@ def give_all(learners, all_gradients, layout):
 
 
 def test_learners_in_one_process_are_as_many_compressors():
-    layout, random = adacomp.Layout(PARAMETERS), Random(5)
-    learners = adacomp.Learners(layout, 3)
-    compressors = [adacomp.Compressor(layout) for _ in range(3)]
+    layout, random = Layout(PARAMETERS), Random(5)
+    learners = Learners(layout, 3)
+    compressors = [Compressor(layout) for _ in range(3)]
     for step in range(4):
         all_gradients = [random.gradients(layout) for _ in compressors]
-        output = give_all(learners, all_gradients, layout)
+        output = submit_all(learners, all_gradients, layout)
         frames = []
         for number, (compressor, gradients) in enumerate(zip(compressors, all_gradients)):
             compressor.compress(gradients)
             frames.append(compressor.encode(number, step))
-        average = {name: numpy.empty(elements, numpy.float32) for name, elements in zip(layout.names, layout.elements)}
-        assert adacomp.average(layout, step, frames, average) is None
-        assert all((one == other).all() for one, other in zip(output, average.values()))
+        mean = {name: numpy.empty(elements, numpy.float32) for name, elements in zip(layout.names, layout.elements)}
+        assert average(layout, step, frames, mean) is None
+        assert all((one == other).all() for one, other in zip(output, mean.values()))
         paper = sum(len(compressor.encode(number, step, "paper")) for number, compressor in enumerate(compressors))
         for compressor in compressors:
             compressor.commit()
@@ -264,7 +283,7 @@ def test_learners_in_one_process_are_as_many_compressors():
         sent, received = learners.traffic()
         # Beside the frame each other learner gets a verdict of 7 bytes.
         assert sent == received == 2 * (sum(map(len, frames)) / 3 + 7)
-        # A frame has 36 bytes, and each section of a layer that is sent whole a few, that sizes do not have.
+        # A frame has 36 bytes, and each section of a layer that is sent dense a few, that sizes do not have.
         for code, taken in (("rice", sum(map(len, frames))), ("paper", paper)):
             assert 36 <= taken / 3 - sum(layer[code] for layer in sizes.values()) < 41
         assert all(layer["floor"] <= layer["rice"] <= layer["paper"] for layer in sizes.values())
@@ -276,32 +295,32 @@ def test_learners_in_one_process_are_as_many_compressors():
 
 @pytest.mark.parametrize("strategy", ["gather", "reduce", "sharded"])
 def test_learners_go_on_where_they_stopped(strategy):
-    layout, random = adacomp.Layout(PARAMETERS), Random(6)
-    one = adacomp.Learners(layout, 2, strategy)
+    layout, random = Layout(PARAMETERS), Random(6)
+    one = Learners(layout, 2, strategy)
     for _ in range(3):
-        give_all(one, [random.gradients(layout) for _ in range(2)], layout)
-    other = adacomp.Learners(layout, 2, strategy)
+        submit_all(one, [random.gradients(layout) for _ in range(2)], layout)
+    other = Learners(layout, 2, strategy)
     other.load(one.save())
     all_gradients = [random.gradients(layout) for _ in range(2)]
-    outputs = [give_all(learners, all_gradients, layout) for learners in (one, other)]
+    outputs = [submit_all(learners, all_gradients, layout) for learners in (one, other)]
     assert all((a == b).all() for a, b in zip(*outputs))
     with pytest.raises(adacomp.Error, match="gives 1 gradients"):
         one.submit(0, [numpy.zeros(1, numpy.float32)])
     with pytest.raises(adacomp.Error, match="no learners"):
-        adacomp.Learners(layout, 0)
+        Learners(layout, 0)
     with pytest.raises(ValueError):
-        adacomp.Learners(layout, 2, owner_divisor=0)
+        Learners(layout, 2, owner_divisor=0)
 
 
 def test_a_clamped_scale_is_not_inflated():
     gradient = numpy.array([1, 0, 2, 0, 3, 0, 10_000, 0], numpy.float32)
     for scale, expected in (("mean", 10_006 / 4), ("clamped", 36 / 4)):
-        layout = adacomp.Layout([("weight", (8,), None)], min_elements=0, vector=2, scale=scale)
-        compressor = adacomp.Compressor(layout)
+        layout = Layout([("weight", (8,), None)], min_elements=0, vector=2, scale=scale)
+        compressor = Compressor(layout)
         compressor.compress({"weight": gradient})
         assert compressor.statistics()["weight"]["scale"] == expected
     with pytest.raises(adacomp.Error, match="expected mean or clamped"):
-        adacomp.Layout(PARAMETERS, scale="median")
+        Layout(PARAMETERS, scale="median")
 
 
 class Alone:
@@ -323,8 +342,8 @@ class Alone:
 
 
 def test_buckets_are_finished_as_they_were_given():
-    layout = adacomp.Layout([("a", (40, 50), None), ("b", (40, 50), None)])
-    exchange = adacomp.Exchange(layout, "gather", "rice", Alone(), 1)
+    layout = Layout([("a", (40, 50), None), ("b", (40, 50), None)])
+    exchange = Exchange(layout, "gather", "rice", Alone(), 1)
     bucket = numpy.ones(2000, numpy.float32)
     exchange.submit(bucket, [0])
     for buckets in ([], [(bucket, [1])], [(bucket, [0]), (bucket, [1])]):

@@ -1,10 +1,9 @@
 """Mixed precision, and gradients that are not finite: one test for each."""
 
-import logging
-
 import pytest
 import torch
 import torch.distributed as dist
+from learners import on_learners
 from torch.nn.functional import cross_entropy
 from training import (
     PATHS,
@@ -12,26 +11,32 @@ from training import (
     Net,
     assert_conserved,
     assert_replicas,
+    assert_same,
     attach,
     batch,
-    give,
     gradient,
     local_gradient,
+    logged,
     make,
+    submit,
     train,
     weights,
 )
 
 
-def half(dtype, strategy, in_place):
+@PATHS
+@STRATEGIES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@on_learners(2)
+def test_sixteen_bits(dtype, strategy, in_place):
     """A model whose weights and gradients are of 16 bits. Residuals are not. Some steps are dense."""
     model = make(lambda: Net().to(dtype))
     hook = attach(model, in_place, strategy=strategy)
 
     def go_dense_now_and_then(step):
-        hook._engine.options["mode"] = "off" if step in (8, 9) else "on"
+        hook.mode = "off" if step in (8, 9) else "on"
 
-    given, received = give(model, 20, go_dense_now_and_then, dtype)
+    given, received = submit(model, 20, go_dense_now_and_then, dtype)
     assert next(model.parameters()).grad.dtype is dtype
     # What each step delivers is rounded to the format.
     assert_conserved(model, hook, given, received, 2e-3 if dtype is torch.float16 else 2e-2)
@@ -50,14 +55,8 @@ def train_half(model, dtype):
         optimizer.step()
 
 
-@PATHS
-@STRATEGIES
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_sixteen_bits(learners, dtype, strategy, in_place):
-    learners(2).run(half, dtype, strategy, in_place)
-
-
-def mixed():
+@on_learners(2)
+def test_autocast():
     """Autocast in bfloat16: weights and gradients stay float32."""
     model = make()
     attach(model)
@@ -72,11 +71,10 @@ def mixed():
     assert_replicas(model)
 
 
-def test_autocast(learners):
-    learners(2).run(mixed)
-
-
-def scaler_overflow(strategy, in_place):
+@PATHS
+@STRATEGIES
+@on_learners(2)
+def test_an_overflow_is_skipped_by_all(strategy, in_place):
     """An overflow on one learner: all skip the step and back off, and the residuals are what they were or finite."""
     model = make()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
@@ -101,19 +99,14 @@ def scaler_overflow(strategy, in_place):
     assert skipped == [step == 6 for step in range(14)]
     assert hook.stats()["steps"]["dropped"] == 1
     assert_replicas(model)
-    return scales
+    assert_same(scales)
+    # It has grown before and after, and been halved once.
+    assert scales[5] == 2048.0 and scales[6] == 1024.0 and scales[-1] == 2048.0
 
 
 @PATHS
-@STRATEGIES
-def test_an_overflow_is_skipped_by_all(learners, strategy, in_place):
-    first, second = learners(2).run(scaler_overflow, strategy, in_place)
-    assert first == second
-    # It has grown before and after, and been halved once.
-    assert first[5] == 2048.0 and first[6] == 1024.0 and first[-1] == 2048.0
-
-
-def changing_scale(in_place):
+@on_learners(2)
+def test_a_changed_loss_scale_distorts_nothing(in_place):
     """A loss scale that changes from step to step changes nothing, and going dense in between neither."""
     states = []
     for scales in ([1.0] * 6, [2.0**16, 2.0**3, 2.0**10, 2.0**12, 2.0**5, 1.0]):
@@ -123,7 +116,7 @@ def changing_scale(in_place):
         hook = attach(model, in_place, scaler=scaler)
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         for step, scale in enumerate(scales):
-            hook._engine.options["mode"] = "off" if step == 3 else "on"
+            hook.mode = "off" if step == 3 else "on"
             scaler.update(scale)
             images, labels = batch(step)
             optimizer.zero_grad()
@@ -135,19 +128,15 @@ def changing_scale(in_place):
     assert torch.allclose(plain_residual, scaled_residual, rtol=1e-3, atol=1e-7)
 
 
-@PATHS
-def test_a_changed_loss_scale_distorts_nothing(learners, in_place):
-    learners(2).run(changing_scale, in_place)
-
-
-def overflow_of_the_average():
+@on_learners(2)
+def test_an_average_that_overflows_is_dropped():
     """Averages that fit float32 but not float16: all drop the step, and its gradient is kept."""
     model = make(lambda: Net().to(torch.float16))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
     hook = attach(model, scaler=scaler, conv="dense", names={"fc1.weight": 500})
     for layer, (name, _) in enumerate(model.module.named_parameters()):
         if name == "fc1.weight":
-            hook._engine.exchange.set_residual(layer, torch.full((512 * 120,), 0.5).numpy())
+            hook._runtime.exchange.set_residual(layer, torch.full((512 * 120,), 0.5).numpy())
     images, labels = batch(0)
     (model(images.half()) * 1e-6).sum().backward()
     assert not torch.isfinite(gradient(model)).any()
@@ -155,50 +144,44 @@ def overflow_of_the_average():
     assert hook.state_dict()["residual.fc1.weight"].mean() > 0.49
 
 
-def test_an_average_that_overflows_is_dropped(learners):
-    learners(2).run(overflow_of_the_average)
-
-
-def not_a_number():
+@on_learners(2)
+def test_a_nan_poisons_nothing():
     """Without a scaler all learners get NaN, as with plain DDP, and are told once; the residuals stay clean."""
     model = make()
     hook = attach(model)
     train(model, 3)
     before = hook.state_dict()
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    logging.getLogger("adacomp").addHandler(handler)
-    for _ in range(2):
-        images, labels = batch(9)
-        if dist.get_rank() == 0:
-            images[:] = float("nan")
-        model.zero_grad()
-        cross_entropy(model(images), labels).backward()
-        assert torch.isnan(gradient(model)).all()
-    logging.getLogger("adacomp").removeHandler(handler)
+    with logged() as lines:
+        for _ in range(2):
+            images, labels = batch(9)
+            if dist.get_rank() == 0:
+                images[:] = float("nan")
+            model.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            assert torch.isnan(gradient(model)).all()
     if dist.get_rank() == 0:
         # Its own gradients were no good at all, so its residuals are what they were.
         after = hook.state_dict()
         assert all(torch.equal(values, after[name]) for name, values in before.items() if name != "adacomp")
-    assert len(records) == 1 and "scaler=scaler" in records[0].getMessage()
+    assert len(lines) == 1 and "scaler=scaler" in lines[0]
     train(model, 3)
     assert_replicas(model)
     assert torch.isfinite(weights(model)).all()
 
 
-def test_a_nan_poisons_nothing(learners):
-    learners(2).run(not_a_number)
-
-
-def dropped(strategy, in_place, dtype, kind):
+@pytest.mark.parametrize("kind", ["compressed", "flush"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@PATHS
+@STRATEGIES
+@on_learners(2)
+def test_a_dropped_step_is_delayed_and_not_lost(strategy, in_place, dtype, kind):
     """One learner's gradient is not finite in one layer: nobody gets anything, and nothing is lost but what was not finite and
-    what is sent whole."""
+    what is sent dense."""
     model = make(lambda: Net().to(dtype))
     hook = attach(model, in_place, strategy=strategy)
     given = received = 0
     for step in range(8):
-        hook._engine.options["mode"] = "off" if step == 4 and kind == "everything" else "on"
+        hook.mode = "off" if step == 4 and kind == "flush" else "on"
         images, labels = batch(step)
         images = images.to(dtype)
         bad = step == 4 and dist.get_rank() == 1
@@ -226,11 +209,3 @@ def kept_in(model, is_dropped, bad):
         lost = is_dropped and (not compressed or (bad and name == "fc2.weight"))
         parts.append(torch.full((parameter.numel(),), 0.0 if lost else 1.0))
     return torch.cat(parts)
-
-
-@pytest.mark.parametrize("kind", ["compressed", "everything"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-@PATHS
-@STRATEGIES
-def test_a_dropped_step_is_delayed_and_not_lost(learners, strategy, in_place, dtype, kind):
-    learners(2).run(dropped, strategy, in_place, dtype, kind)

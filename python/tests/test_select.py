@@ -4,16 +4,16 @@ import numpy
 import pytest
 import torch
 
-import adacomp
-from adacomp.torch.select import DeviceResiduals
+from adacomp.research import Compressor, Frame, Layout
+from adacomp.torch.device import DeviceResiduals
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("factor", [2.0, 1.0, 1.5])
 @pytest.mark.parametrize("elements, bin", [(5000, 50), (1003, 500), (999, 1), (3, 500), (16384, 16384)])
 def test_the_same_bits_as_the_kernel(elements, bin, factor, default):
-    layout = adacomp.Layout([("w", (elements,), None)], names=[("w", bin)], soft_threshold=factor)
-    compressor, device = adacomp.Compressor(layout), DeviceResiduals(factor)
+    layout = Layout([("w", (elements,), None)], names=[("w", bin)], soft_threshold=factor)
+    compressor, device = Compressor(layout), DeviceResiduals(factor)
     generator = numpy.random.default_rng(7)
     torch.set_default_dtype(default)
     try:
@@ -28,7 +28,7 @@ def test_the_same_bits_as_the_kernel(elements, bin, factor, default):
             maxima, packed = device.select(0, torch.from_numpy(gradient.copy()), bin, False)
             assert maxima.dtype is torch.float32 and packed.dtype is torch.int32
             if compressor.is_finite:
-                indices, values = adacomp.decode(compressor.encode(), layout).packets()["w"]
+                indices, values = Frame(compressor.encode(), layout).packets()["w"]
                 assert numpy.array_equal(packed.numpy() >> 1, indices)
                 assert numpy.array_equal(packed.numpy() & 1 == 1, values < 0)
                 scale = compressor.statistics()["w"]["scale"]

@@ -3,12 +3,15 @@
 import pytest
 import torch
 import torch.distributed as dist
+from learners import learners, on_learners
 from torch.nn.functional import cross_entropy
 from training import STRATEGIES, assert_replicas, attach, batch, everywhere, make, residual_mean, train, weights
 
+from adacomp.torch import AdaCompState, Config, adacomp_hook
+
 
 def run_and_save(folder, strategy, steps, form):
-    """Trains and saves everything; the weights after, and after as many steps more."""
+    """Trains and saves; returns the weights after, those after as many steps more, and the mean of what was kept."""
     model = make()
     hook = attach(model, strategy=strategy)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -40,17 +43,16 @@ def load(path, form):
 
 
 def resume(folder, strategy, steps, form, states, lazily=False):
-    """Goes on from what was saved; `states` are the numbers of learners' files, or none for the consolidated one."""
-    import adacomp.torch
-
+    """Goes on from what was saved; `states` are the numbers of learners' files, or none for the consolidated one. With `lazily`,
+    the hook gets its model after the state."""
     model = make(seed=99)
     module, optimizer_state, consolidated = torch.load(f"{folder}/model.pt")
     model.module.load_state_dict(module)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     optimizer.load_state_dict(optimizer_state)
     if lazily:
-        hook = adacomp.torch.Hook(mode="on", strategy=strategy)
-        model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
+        hook = AdaCompState(Config(mode="on", strategy=strategy))
+        model.register_comm_hook(hook, adacomp_hook)
     else:
         hook = attach(model, strategy=strategy)
     if states is None:
@@ -59,7 +61,9 @@ def resume(folder, strategy, steps, form, states, lazily=False):
         hook.load_state_dict(load(f"{folder}/hook-{dist.get_rank()}.{form}", form))
     else:
         hook.load_state_dict([load(f"{folder}/hook-{number}.{form}", form) for number in states])
-    mean = None if lazily else residual_mean(model, hook)
+    if lazily:
+        hook.bind(model)
+    mean = residual_mean(model, hook)
     result = train(model, steps, optimizer, start=steps)
     assert_replicas(model)
     return result, mean
@@ -67,27 +71,27 @@ def resume(folder, strategy, steps, form, states, lazily=False):
 
 @STRATEGIES
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_resuming_gives_the_same_bits(learners, tmp_path, strategy, form):
-    reference = learners(2).run(run_and_save, str(tmp_path), strategy, 7, form)
+@on_learners(2)
+def test_resuming_gives_the_same_bits(tmp_path, strategy, form):
+    _, expected, _ = run_and_save(tmp_path, strategy, 7, form)
     for lazily in (False, True):
-        for (_, expected, _), (actual, _) in zip(
-            reference, learners(2).run(resume, str(tmp_path), strategy, 7, form, "own", lazily)
-        ):
-            assert torch.equal(expected, actual)
+        actual, _ = resume(tmp_path, strategy, 7, form, "own", lazily)
+        assert torch.equal(expected, actual)
 
 
 @STRATEGIES
-def test_another_number_of_learners_conserves_the_total(learners, tmp_path, strategy):
-    (_, _, mean), _ = learners(2).run(run_and_save, str(tmp_path), strategy, 7, "pt")
+def test_another_number_of_learners_conserves_the_total(tmp_path, strategy):
+    (_, _, mean), _ = learners(2).run(run_and_save, tmp_path, strategy, 7, "pt")
     for states in ([0, 1], None):
-        for _, other in learners(4).run(resume, str(tmp_path), strategy, 3, "pt", states):
+        for _, other in learners(4).run(resume, tmp_path, strategy, 3, "pt", states):
             assert torch.allclose(mean, other, rtol=1e-5, atol=1e-8), (mean - other).abs().max()
     # And from one strategy to another.
-    for _, other in learners(2).run(resume, str(tmp_path), "gather", 3, "pt", [0, 1]):
+    for _, other in learners(2).run(resume, tmp_path, "gather", 3, "pt", [0, 1]):
         assert torch.allclose(mean, other, rtol=1e-5, atol=1e-8)
 
 
-def bad_states():
+@on_learners(2)
+def test_a_state_that_does_not_fit_is_refused():
     model = make()
     hook = attach(model)
     train(model, 3)
@@ -96,7 +100,7 @@ def bad_states():
     reshaped = {**state, "residual.fc1.weight": torch.zeros(5, 5)}
     broken = {**state, "residual.fc1.weight": torch.full((120, 512), torch.nan)}
     told = []
-    for bad in ({}, without, reshaped, broken):
+    for bad in ({}, without, reshaped, broken, {**state, "adacomp": torch.zeros(3, dtype=torch.uint8)}):
         try:
             hook.load_state_dict(bad)
             told.append("taken")
@@ -106,16 +110,15 @@ def bad_states():
     assert all(torch.equal(values, hook.state_dict()[name]) for name, values in state.items())
     train(model, 2)
     assert_replicas(model)
-    return told
-
-
-def test_a_state_that_does_not_fit_is_refused(learners):
-    empty, missing, reshaped, broken = learners(2).run(bad_states)[0]
+    empty, missing, reshaped, broken, text = told
     assert "not a state of an AdaComp hook" in empty
     assert "fc1.weight" in missing and "fc1.weight" in reshaped and "fc1.weight" in broken
+    assert "learner L of N, step S" in text
 
 
-def dense_after_resume(strategy):
+@STRATEGIES
+@on_learners(2)
+def test_going_dense_takes_residuals_along(strategy):
     """A state that is loaded into a hook that is off: the first step takes it along."""
     model = make()
     hook = attach(model, strategy=strategy)
@@ -135,8 +138,3 @@ def dense_after_resume(strategy):
     assert kept.abs().max() > 1e-3
     assert not residual_mean(other, off).any()
     assert all(torch.equal(one, flat) for one in everywhere(flat))
-
-
-@STRATEGIES
-def test_going_dense_takes_residuals_along(learners, strategy):
-    learners(2).run(dense_after_resume, strategy)

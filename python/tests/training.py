@@ -1,6 +1,8 @@
 """A small model, its data, and loops over it: what learners' processes run."""
 
+import contextlib
 import copy
+import logging
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-import adacomp.torch
+from adacomp.torch import AdaCompState, Config, adacomp_hook
 
 # Tests that hold for buckets in place and by way of selections, and for all strategies.
 PATHS = pytest.mark.parametrize("in_place", [True, False], ids=["native", "torch-operations"])
@@ -71,6 +73,13 @@ def everywhere(tensor):
     return result
 
 
+def assert_same(value):
+    """All learners have the same value."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    assert all(other == value for other in values), values
+
+
 def mean_over_learners(values):
     return sum(everywhere(values.double())) / dist.get_world_size()
 
@@ -88,14 +97,27 @@ def assert_replicas(model):
 
 
 def attach(model, in_place=None, **options):
-    """`in_place=False` has the path for other devices taken."""
-    options.setdefault("mode", "on")
-    options.setdefault("timeout", 30)
-    hook = adacomp.torch.Hook(**options)
-    hook._in_place = in_place
-    hook.bind(model)
-    model.register_comm_hook(hook, adacomp.torch.adacomp_hook)
-    return hook
+    """Attaches with compression on; `in_place=False` takes the path for other devices."""
+    state = AdaCompState(Config(**{"mode": "on", "timeout": 30, **options}))
+    state._in_place = in_place
+    state.bind(model)
+    model.register_comm_hook(state, adacomp_hook)
+    return state
+
+
+@contextlib.contextmanager
+def logged():
+    """Gives the list of what is logged meanwhile."""
+    lines, logger, handler = [], logging.getLogger("adacomp"), logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def local_gradient(model, images, labels):
@@ -107,7 +129,7 @@ def local_gradient(model, images, labels):
 
 
 def submit(model, steps, before=lambda step: None, dtype=torch.float32):
-    """Steps that leave the weights as they are: the sums of what this learner gave, and of what it received."""
+    """Runs steps that leave the weights as they are; returns the sums of what this learner gave, and of what it received."""
     given = received = 0
     for step in range(steps):
         before(step)

@@ -3,8 +3,8 @@
     model = DistributedDataParallel(model)
     hook = adacomp.torch.attach(model)
 
-The optimiser, the learning rate and everything else stay as they are. ``print(hook)`` says whether it compresses, why, and what
-that is worth.
+The optimiser, the learning rate and all else stay as they are. ``print(hook)`` says whether it compresses, why, and what that
+is worth.
 """
 
 try:
@@ -12,7 +12,7 @@ try:
 except ImportError as error:
     raise ImportError("adacomp.torch needs PyTorch: pip install torch") from error
 
-from .hook import Hook, adacomp_hook, attach
-from .moments import LocalAdam
+from .config import Config, LocalAdam
+from .hook import AdaCompState, adacomp_hook, attach
 
-__all__ = ["Hook", "LocalAdam", "adacomp_hook", "attach"]
+__all__ = ["AdaCompState", "Config", "LocalAdam", "adacomp_hook", "attach"]

@@ -1,10 +1,11 @@
-"""Whether compression pays: whole steps are timed both ways at the start and now and then after, and the faster way runs.
+"""Whether compression pays: steps are timed both ways at the start and now and then after, and the faster way runs.
 
-Nothing is predicted. A step is timed from the first bucket of one to the first bucket of the next, so everything that the user's
-loop does counts. All learners decide from the same numbers, those of the slowest, so all decide the same.
+Nothing is predicted. A step is timed from the first bucket of one to the first bucket of the next, so all that the user's loop
+does counts. All learners decide from the same numbers, those of the slowest, so all decide the same.
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from statistics import median
 
 # Steps at the start that count for nothing: PyTorch rebuilds its buckets after the first, and caches fill.
@@ -13,8 +14,8 @@ WARM_UP = 3
 CHANGE = 1
 # Steps that are timed of each way.
 SAMPLE = 5
-# A trial of the other way ends early if it takes so many times as long, by two steps; or by the first one, if that is also so
-# many seconds, for which a hiccup of the loop would be long.
+# A trial of the other way ends early if its steps take this many times as long: after two steps, or after the first if that
+# also takes at least LONG seconds, longer than a pause of the loop would.
 HOPELESS = 2.0
 HOPELESS_AT_ONCE = 5.0
 LONG = 2.0
@@ -28,26 +29,27 @@ INTERVAL = 200
 class Auto:
     """Says for each step whether to compress."""
 
-    def __init__(self, agree):
-        """`agree(numbers)` gives the largest of all learners for each of the numbers."""
+    def __init__(self, agree: Callable[[Sequence[float]], list[float]]) -> None:
+        """`agree(numbers)` returns the largest of all learners for each of the numbers."""
         self._agree = agree
         self.reason = "trying both ways"
         # What this step does, and what the steps do between trials; nothing before the first decision.
-        self._compress, self._chosen = True, None
+        self._compress = True
+        self._chosen: bool | None = None
         self._skip = WARM_UP
-        self._times = {True: deque(maxlen=2 * SAMPLE + 1), False: deque(maxlen=2 * SAMPLE + 1)}
+        self._times: dict[bool, deque[float]] = {way: deque(maxlen=2 * SAMPLE + 1) for way in (True, False)}
         self._timed = 0
-        self._until_trial = 0
-        self._last = None
+        self._until_trial = 0.0
+        self._last: float | None = None
         self._last_seconds = 0.0
 
     @property
-    def compressing(self):
+    def compressing(self) -> bool:
         """Whether the step that is going on compresses."""
         return self._compress
 
-    def begin(self, now):
-        """A step begins; whether to compress in it."""
+    def begin(self, now: float) -> bool:
+        """Begins a step; returns whether to compress in it."""
         if self._last is not None:
             self._note(now - self._last)
         self._last = now
@@ -63,7 +65,7 @@ class Auto:
                 self._change()
         return self._compress
 
-    def _note(self, seconds):
+    def _note(self, seconds: float) -> None:
         self._last_seconds = seconds
         if self._skip > 0:
             self._skip -= 1
@@ -71,17 +73,17 @@ class Auto:
             self._times[self._compress].append(seconds)
             self._timed += 1
 
-    def _change(self):
-        """The other way, from this step on."""
+    def _change(self) -> None:
+        """Takes the other way, from this step on."""
         self._compress = not self._compress
         self._times[self._compress].clear()
         self._skip, self._timed = CHANGE, 0
 
-    def _medians(self):
-        """Of a compressed and of a dense step, on the slowest learner."""
+    def _medians(self) -> list[float]:
+        """Returns those of a compressed and of a dense step, on the slowest learner."""
         return self._agree([median(self._times[True]), median(self._times[False])])
 
-    def _trial_is_over(self):
+    def _trial_is_over(self) -> bool:
         if self._timed >= SAMPLE:
             return True
         times = self._times[self._compress]
@@ -94,12 +96,12 @@ class Auto:
             times.pop()
         return over
 
-    def _is_slower(self, factor, seconds=0.0):
+    def _is_slower(self, factor: float, seconds: float = 0.0) -> bool:
         compressed, dense = self._medians()
         tried, other = (compressed, dense) if self._compress else (dense, compressed)
         return tried > max(factor * other, seconds)
 
-    def _choose(self):
+    def _choose(self) -> None:
         compressed, dense = self._medians()
         # What runs already need not be better, only not worse.
         pays = compressed < dense * (1.0 if self._chosen else GAIN)

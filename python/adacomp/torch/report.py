@@ -1,126 +1,149 @@
-"""What a hook says of itself."""
+"""What a hook says of itself: statistics, text, and scalars for TensorBoard."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
 
 
 @dataclass
 class Counts:
-    """Sums over steps."""
+    """Sums over steps. Bytes are those of compressed steps."""
 
     plain: int = 0
     flush: int = 0
     compressed: int = 0
     dropped: int = 0
+    # Handed to the process group for other learners, padding and headers included.
     bytes_sent: int = 0
-    dense_bytes: int = 0
-    last: dict = field(default_factory=dict)
+    # What a dense ring all-reduce would have sent in the buckets' own formats.
+    ring_bytes: float = 0.0
+    # What the same exchange would have sent with dense frames.
+    frame_bytes: float = 0.0
+    # Of the last compressed step.
+    last: dict[str, Any] = field(default_factory=dict)
 
-    def steps(self):
+    def steps(self) -> int:
         return self.plain + self.flush + self.compressed
 
-    def compressed_step(self, engine, sent, good):
+    def add_compressed(self, runtime: Runtime, sent: int, dense: int, averaged: bool) -> None:
+        """Counts a compressed step, in which `sent` bytes stood for buckets of `dense` bytes."""
         self.compressed += 1
-        dense = dense_bytes(engine)
+        ring = 2 * dense * (runtime.learners - 1) / runtime.learners
+        frames = 4 * sum(runtime.layout.elements) * _copies(runtime)
         self.bytes_sent += sent
-        self.dense_bytes += dense
-        seconds = dict(zip(("compress", "encode", "wait", "decode"), engine.exchange.seconds()))
-        self.last = {"bytes_sent": sent, "rate": _rate(dense, sent), "averaged": good, "seconds": seconds}
+        self.ring_bytes += ring
+        self.frame_bytes += frames
+        self.last = {
+            "bytes_sent": sent,
+            "compression_ratio": _ratio(ring, sent),
+            "frame_ratio": _ratio(frames, sent),
+            "averaged": averaged,
+            "seconds": dict(zip(("compress", "encode", "wait", "decode"), runtime.exchange.seconds())),
+        }
+
+    def compression_ratio(self) -> float | None:
+        return _ratio(self.ring_bytes, self.bytes_sent)
 
 
-def dense_bytes(engine):
-    """What the same exchange would send without compression: everything to everybody, or twice through owners."""
-    elements, learners = sum(engine.layout.elements), engine.learners
-    if engine.options["strategy"] == "gather":
-        return 4 * elements * (learners - 1)
-    return 2 * 4 * elements * (learners - 1) // learners
-
-
-def _rate(dense, sent):
+def _ratio(dense: float, sent: int) -> float | None:
     return dense / sent if sent else None
 
 
-def compressing(engine):
-    if engine.auto:
-        return engine.auto.compressing
-    return engine.options["mode"] == "on"
+def _copies(runtime: Runtime) -> float:
+    """Returns how many times a learner sends each element: to each other learner, or to its owner and from there to all."""
+    others = runtime.learners - 1
+    return others if runtime.config.strategy == "gather" else 2 * others / runtime.learners
 
 
-def why(engine):
-    if engine.auto:
-        return engine.auto.reason
-    if engine.options["mode"] == "auto":
+def compressing(runtime: Runtime) -> bool:
+    return runtime.auto.compressing if runtime.auto else runtime.config.mode == "on"
+
+
+def why(runtime: Runtime) -> str:
+    if runtime.auto:
+        return runtime.auto.reason
+    if runtime.config.mode == "auto":
         return "there is one learner, so there is nothing to exchange"
-    return f'mode="{engine.options["mode"]}"'
+    return f'mode="{runtime.config.mode}"'
 
 
-def stats(engine, layers):
-    counts = engine.counts
-    treatments = dict(zip(engine.layout.names, engine.layout.treatments))
+def stats(runtime: Runtime) -> dict[str, Any]:
+    """Returns what :meth:`AdaCompState.stats` documents."""
+    layers, counts = runtime.layer_statistics(), runtime.counts
+    treatments = dict(zip(runtime.layout.names, runtime.layout.treatments))
     for name, entry in layers.items():
         entry["treatment"] = treatments[name]
-        copies = dense_bytes(engine) / (4 * sum(engine.layout.elements))
-        entry["rate"] = _rate(4 * entry["elements"] * copies, entry["bytes"])
+        entry["frame_ratio"] = _ratio(4 * entry["elements"] * _copies(runtime), entry["bytes"])
     return {
-        "mode": engine.options["mode"],
-        "compressing": compressing(engine),
-        "why": why(engine),
-        "strategy": engine.options["strategy"],
-        "learners": engine.learners,
-        "steps": {
-            "compressed": counts.compressed,
-            "dense": counts.plain + counts.flush,
-            "dropped": counts.dropped,
-        },
+        "mode": runtime.config.mode,
+        "compressing": compressing(runtime),
+        "why": why(runtime),
+        "strategy": runtime.config.strategy,
+        "learners": runtime.learners,
+        "steps": {"compressed": counts.compressed, "dense": counts.plain + counts.flush, "dropped": counts.dropped},
         "bytes_sent": counts.bytes_sent,
-        "rate": _rate(counts.dense_bytes, counts.bytes_sent),
+        "compression_ratio": counts.compression_ratio(),
+        "frame_ratio": _ratio(counts.frame_bytes, counts.bytes_sent),
         "last": counts.last,
         "layers": layers,
     }
 
 
-def introduction(engine):
-    """One line for the log."""
-    ways = engine.layout.treatments
-    total = sum(engine.layout.elements)
-    bins = sum(elements for elements, way in zip(engine.layout.elements, ways) if isinstance(way, int))
+def introduction(runtime: Runtime) -> str:
+    """Returns one line for the log."""
+    config, treatments = runtime.config, runtime.layout.treatments
+    total = sum(runtime.layout.elements)
+    in_bins = sum(elements for elements, treatment in zip(runtime.layout.elements, treatments) if isinstance(treatment, int))
     return (
-        f"AdaComp is attached: mode {engine.options['mode']}, {engine.options['strategy']} between {engine.learners} learners, "
-        f"{sum(isinstance(way, int) for way in ways)} of {len(ways)} parameters ({100 * bins / max(total, 1):.1f}% of "
-        f"{total:,} elements) are compressed"
-        + (", after each learner's own Adam: the optimiser must be SGD" if engine.moments else "")
+        f"AdaComp is attached: mode {config.mode}, {config.strategy} between {runtime.learners} learners, "
+        f"{sum(isinstance(treatment, int) for treatment in treatments)} of {len(treatments)} parameters "
+        f"({100 * in_bins / max(total, 1):.1f}% of {total:,} elements) are compressed"
+        + (", after each learner's own Adam: the optimiser must be SGD" if runtime.moments else "")
     )
 
 
-def describe(engine):
-    counts = engine.counts
-    now = f"compresses with {engine.options['strategy']}" if compressing(engine) else "sends gradients dense"
+def summary(runtime: Runtime) -> str:
+    """Returns what it does now, why, and what compression is worth, in three lines or four."""
+    counts, config = runtime.counts, runtime.config
+    now = f"compresses with {config.strategy}" if compressing(runtime) else "sends gradients dense"
     lines = [
-        f"AdaComp hook, mode {engine.options['mode']}: {now}, {engine.learners} learners",
-        f"  why: {why(engine)}",
+        f"AdaComp hook, mode {config.mode}: {now}, {runtime.learners} learners",
+        f"  why: {why(runtime)}",
         f"  steps: {counts.compressed} compressed, {counts.plain + counts.flush} dense, {counts.dropped} dropped",
     ]
-    if engine.moments:
+    if ratio := counts.compression_ratio():
+        lines.append(
+            f"  compression ratio {ratio:.1f}: {counts.bytes_sent:,} bytes sent in compressed steps, "
+            f"{counts.ring_bytes:,.0f} by a dense ring all-reduce (frame ratio {counts.frame_bytes / counts.bytes_sent:.1f})"
+        )
+    return "\n".join(lines)
+
+
+def describe(runtime: Runtime) -> str:
+    """Returns the same, and which parameters are compressed."""
+    lines = [summary(runtime)]
+    if runtime.moments:
         lines.append("  local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")
-    rate = _rate(counts.dense_bytes, counts.bytes_sent)
-    if rate:
-        lines.append(f"  sent in compressed steps: {counts.bytes_sent:,} bytes, {rate:.1f} times less than dense")
-    groups = {}
-    for elements, way in zip(engine.layout.elements, engine.layout.treatments):
-        key = f"bins of {way}" if isinstance(way, int) else way
+    groups: dict[str, tuple[int, int]] = {}
+    for elements, treatment in zip(runtime.layout.elements, runtime.layout.treatments):
+        key = f"bins of {treatment}" if isinstance(treatment, int) else treatment
         parameters, sum_of = groups.get(key, (0, 0))
         groups[key] = (parameters + 1, sum_of + elements)
     lines += [f"  {key}: {count} parameters, {elements:,} elements" for key, (count, elements) in sorted(groups.items())]
     return "\n".join(lines)
 
 
-def log(engine, writer):
-    """Scalars for TensorBoard."""
-    counts, step = engine.counts, engine.counts.steps()
-    writer.add_scalar("adacomp/compressing", float(compressing(engine)), step)
-    writer.add_scalar("adacomp/dropped_steps", counts.dropped, step)
-    if counts.last:
-        writer.add_scalar("adacomp/bytes_sent", counts.last["bytes_sent"], step)
-        if counts.last["rate"]:
-            writer.add_scalar("adacomp/rate", counts.last["rate"], step)
-        for what, seconds in counts.last["seconds"].items():
-            writer.add_scalar(f"adacomp/seconds/{what}", seconds, step)
+def log(runtime: Runtime, writer: Any) -> None:
+    """Writes scalars for TensorBoard."""
+    last, step = runtime.counts.last, runtime.counts.steps()
+    writer.add_scalar("adacomp/compressing", float(compressing(runtime)), step)
+    writer.add_scalar("adacomp/dropped_steps", runtime.counts.dropped, step)
+    for key in ("bytes_sent", "compression_ratio", "frame_ratio"):
+        if last.get(key):
+            writer.add_scalar(f"adacomp/{key}", last[key], step)
+    for part, seconds in last.get("seconds", {}).items():
+        writer.add_scalar(f"adacomp/seconds/{part}", seconds, step)

@@ -1,28 +1,43 @@
-"""Messages between learners over a PyTorch process group.
+"""Messages between learners over a PyTorch process group, and the thread that starts them.
 
 Process groups move tensors of equal size, messages have any. So each message travels in a row with a header, of a capacity that
 all learners know: it follows from the longest messages of the last times. Only if a message is longer is there a second round,
-for the rest of all; headers say so to everybody. A round is thus one transport nearly always, and padding is a few percent.
+for the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
 """
 
+import atexit
+import queue
+import threading
 import uuid
+import weakref
 from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar, cast
 
 import numpy
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 # The length of the message, and of the longest message of its sender.
 HEADER = 8
 
 # The position of rounds that are not of a step.
-ASIDE = -1
+NO_STEP = -1
 
 # Times for which a longest message is remembered. Lengths go up and down from step to step, but after a change, such as new
 # buckets, rows must not stay too long.
 REMEMBERED = 8
+
+# How long the end of the program waits for what is under way. A thread that comes back to an interpreter that is gone ends the
+# process with an abort.
+AT_EXIT = 5.0
+
+T = TypeVar("T")
+Rows = NDArray[numpy.uint8]
 
 
 @dataclass
@@ -31,8 +46,8 @@ class _Round:
     position: int
     capacity: int
     # What is behind the capacity, for a second round.
-    rests: list
-    work: object
+    rests: list[bytes]
+    work: dist.Work
     # Kept until the work is over, because it reads and writes them.
     outgoing: torch.Tensor
     incoming: torch.Tensor
@@ -41,20 +56,20 @@ class _Round:
 class Transport:
     """Carries bytes; used by one thread at a time. Rounds are started and finished in the same order on all learners."""
 
-    def __init__(self, group, limit: timedelta):
-        self._group, self.limit = group, limit
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self._group, self.timeout = group, timeout
         self.learner, self.learners = group.rank(), group.size()
         # Bytes handed to the process group for other learners.
         self.sent = 0
-        self._pending = deque()
+        self._pending: deque[_Round] = deque()
         # The longest messages of the last times, by position of the round in the step: what is long in one bucket is long there
         # the next time, too.
-        self._longest = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._longest: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._position = 0
 
     @classmethod
-    def between(cls, group, device, limit=None):
-        """A transport for the learners of a process group, which all must make.
+    def between(cls, group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None = None) -> "Transport":
+        """Makes a transport for the learners of a process group, which all must call.
 
         It has a Gloo group of its own, whatever the other is, so that no order has to be kept with anybody else's collectives;
         messages are in the processor's memory anyway. It is made without ``dist.new_group``: if some processes call that and
@@ -63,37 +78,39 @@ class Transport:
         store = dist.distributed_c10d._get_default_store()
         if store is None or not dist.is_gloo_available():
             raise ValueError("learners find each other by Gloo, which this PyTorch or its process group does not have")
-        limit = limit or _limit_of(group, device)
+        timeout = timeout or _timeout_of(group, device)
         name = [uuid.uuid4().hex]
         dist.broadcast_object_list(name, dist.get_global_rank(group, 0), group, device)
         store = dist.PrefixStore(f"adacomp/{name[0]}", store)
-        return cls(dist.ProcessGroupGloo(store, dist.get_rank(group), dist.get_world_size(group), limit), limit)
+        own = dist.ProcessGroupGloo(store, dist.get_rank(group), dist.get_world_size(group), timeout)
+        # PyTorch's annotations have a backend without methods, but it has those of a group.
+        return cls(cast(dist.ProcessGroup, own), timeout)
 
-    def start_sum(self, tensor):
+    def start_sum(self, tensor: torch.Tensor) -> dist.Work:
         """Starts to sum a tensor over all learners, in place."""
         return self._group.allreduce([tensor])
 
-    def forget_lengths(self):
-        """Rounds will have other lengths from now on."""
+    def forget_lengths(self) -> None:
+        """Forgets the lengths of earlier messages: rounds will have others from now on."""
         self._longest.clear()
 
-    def begin_step(self):
-        """The rounds that follow are counted from 0 again."""
+    def begin_step(self) -> None:
+        """Counts the rounds that follow from 0 again."""
         self._position = 0
 
-    def start_all_gather(self, message):
+    def start_all_gather(self, message: bytes) -> None:
         self._start([message], True)
 
-    def start_all_to_all(self, messages):
+    def start_all_to_all(self, messages: list[bytes]) -> None:
         self._start(messages, False)
 
-    def all_gather(self, message):
-        """A round of its own, aside from those of a step: all learners' messages."""
-        self._start([message], True, ASIDE)
+    def all_gather(self, message: bytes) -> list[bytes]:
+        """Returns all learners' messages of a round that is not of a step."""
+        self._start([message], True, NO_STEP)
         return [each.tobytes() for each in self.finish()]
 
-    def finish(self):
-        """All learners' messages of the oldest round, as arrays of bytes."""
+    def finish(self) -> list[Rows]:
+        """Returns all learners' messages of the oldest round, as arrays of bytes."""
         oldest = self._pending.popleft()
         rows = self._rows(oldest.work, oldest.incoming)
         lengths, longest = rows[:, :HEADER].copy().view("<u4").T
@@ -107,10 +124,10 @@ class Transport:
             work, _, incoming = self._move(rows, oldest.all_gather)
             parts.append(self._rows(work, incoming))
         self._longest[oldest.position].append(longest)
-        whole = numpy.concatenate(parts, axis=1) if len(parts) > 1 else fronts
-        return [row[:length] for row, length in zip(whole, lengths)]
+        messages = numpy.concatenate(parts, axis=1) if len(parts) > 1 else fronts
+        return [row[:length] for row, length in zip(messages, lengths)]
 
-    def _start(self, messages, all_gather, position=None):
+    def _start(self, messages: Sequence[bytes], all_gather: bool, position: int | None = None) -> None:
         if position is None:
             position, self._position = self._position, self._position + 1
         capacity = _capacity(max(self._longest[position], default=0))
@@ -126,7 +143,7 @@ class Transport:
         work, outgoing, incoming = self._move(rows, all_gather)
         self._pending.append(_Round(all_gather, position, capacity, rests, work, outgoing, incoming))
 
-    def _move(self, rows, all_gather):
+    def _move(self, rows: Rows, all_gather: bool) -> tuple[dist.Work, torch.Tensor, torch.Tensor]:
         """Starts to move rows: one to all learners, or one to each."""
         width = rows.shape[1]
         outgoing = torch.from_numpy(rows).reshape(-1)
@@ -136,29 +153,88 @@ class Transport:
             return self._group._allgather_base(incoming, outgoing), outgoing, incoming
         return self._group.alltoall_base(incoming, outgoing, [], []), outgoing, incoming
 
-    def _rows(self, work, incoming):
+    def _rows(self, work: dist.Work, incoming: torch.Tensor) -> Rows:
         self.wait(work)
         return incoming.numpy().reshape(self.learners, -1)
 
-    def wait(self, work):
-        """Until something that was started on the group is over."""
+    def wait(self, work: dist.Work) -> None:
+        """Waits until something that was started on the group is over."""
         try:
-            # A limit for each wait, whatever the group's own is.
-            done = work.wait(self.limit)
+            # A timeout for each wait, whatever the group's own is.
+            done = work.wait(self.timeout)
         except RuntimeError as error:
-            raise RuntimeError(f"{error} (a learner has died, hangs, or is slower than {self.limit})") from None
+            raise RuntimeError(f"{error} (a learner has died, hangs, or is slower than {self.timeout})") from None
         if done is False:
-            raise RuntimeError(f"no answer within {self.limit}: a learner has died, hangs, or is slower")
+            raise RuntimeError(f"no answer within {self.timeout}: a learner has died, hangs, or is slower")
 
 
-def _capacity(longest):
-    """A little more than the longest message."""
+def _capacity(longest: int) -> int:
+    """Returns a little more than the longest message."""
     return longest + longest // 32
 
 
-def _limit_of(group, device):
-    """How long a process group waits, which only its backend knows; PyTorch's own default where it does not say."""
+def _timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """Returns how long a process group waits, which only its backend knows; PyTorch's own default where it does not say."""
     try:
         return group._get_backend(device).options._timeout
     except (AttributeError, RuntimeError):
         return timedelta(minutes=30)
+
+
+class Worker:
+    """A thread that does one job after the other, while the backward pass goes on.
+
+    Collectives must be started in the same order on all learners, so one thread starts them all. The hook cannot do it itself:
+    it must return at once, and a callback of a future must neither start nor wait for a collective. It is not an executor of
+    ``concurrent.futures``, because the end of the program waits for those as long as a job takes: with a learner that has died,
+    for as long as the timeout.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
+        self._thread.start()
+        self._closed = False
+        _workers.add(self)
+        weakref.finalize(self, self._jobs.put, None)
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Does the job after all that came before. It must not raise, and each of its waits must have a timeout."""
+        if self._closed:
+            raise RuntimeError("the hook was closed")
+        self._jobs.put(job)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Does the same, and returns its result."""
+        future = Future[T]()
+
+        def job() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.submit(job)
+        return future.result()
+
+    def close(self, seconds: float) -> None:
+        """Takes no more jobs, and ends the thread after those that it has."""
+        self._closed = True
+        self._jobs.put(None)
+        self._thread.join(seconds)
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _serve(jobs: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        # A job holds buckets, which must not stay until the next one comes.
+        del job
+
+
+@atexit.register
+def _close_all() -> None:
+    for worker in list(_workers):
+        worker.close(AT_EXIT)

@@ -1,0 +1,93 @@
+"""What a user can set: one frozen, typed configuration, checked here and nowhere else."""
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+Mode = Literal["auto", "on", "off"]
+Strategy = Literal["gather", "reduce", "sharded"]
+Treatment = int | Literal["dense"]
+Scale = Literal["mean", "clamped"]
+Codec = Literal["rice", "paper"]
+
+
+@dataclass(frozen=True)
+class LocalAdam:
+    """Adam on each learner: ``attach(model, local_adam=LocalAdam())``. The optimiser is then ``torch.optim.SGD`` without
+    momentum, whose learning rate is Adam's and whose weight decay is AdamW's."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {self.betas}; expected two numbers from 0 to below 1")
+        if not self.eps > 0:
+            raise ValueError(f"eps {self.eps}; expected more than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The options of :func:`attach`.
+
+    Args:
+        mode: ``"auto"`` times steps with and without compression and runs what is faster, and tries again now and then; ``"on"``
+            always compresses, ``"off"`` never.
+        strategy: ``"gather"`` (the paper's), ``"reduce"`` for many learners, or ``"sharded"``, whose traffic does not grow with
+            their number.
+        conv, matrix, vector: how kernels of convolutions, matrices and vectors are sent: the number of elements of a bin,
+            or ``"dense"``. The defaults are the paper's.
+        min_elements: tensors with fewer elements are sent dense.
+        names: the same by name: ``{"head.*": "dense", "encoder.*.weight": 1000}``; the last pattern that matches wins.
+        soft_threshold: the factor of the soft threshold; 2 is AdaComp, 1 its comparison scheme Local Selection.
+        scale: ``"mean"``, or ``"clamped"``, which limits what one gradient that is far too large does to its layer's scale.
+        codec: ``"rice"``, or ``"paper"`` for the code of the paper.
+        scaler: the ``torch.amp.GradScaler`` of the training loop, if it has one, so that residuals do not depend on its scale.
+        timeout: seconds or ``timedelta`` that learners wait for each other; by default as long as DDP's own group. Dense steps
+            without residuals always have DDP's own timeout.
+        threads: threads that the native kernel may use for one large tensor.
+        local_adam: runs Adam on each learner before compression, in all modes, and exchanges its updates. The optimiser is then
+            ``torch.optim.SGD`` without momentum. For training in which Adam on compressed gradients lags behind.
+    """
+
+    mode: Mode = "auto"
+    strategy: Strategy = "gather"
+    conv: Treatment = 50
+    matrix: Treatment = 500
+    vector: Treatment = "dense"
+    min_elements: int = 1024
+    names: Mapping[str, Treatment] | None = None
+    soft_threshold: float = 2.0
+    scale: Scale = "mean"
+    codec: Codec = "rice"
+    scaler: torch.amp.GradScaler | None = None
+    timeout: float | datetime.timedelta | None = None
+    threads: int = 1
+    local_adam: LocalAdam | None = None
+
+    def __post_init__(self) -> None:
+        for option, choices in (("mode", Mode), ("strategy", Strategy), ("scale", Scale), ("codec", Codec)):
+            *others, last = get_args(choices)
+            if getattr(self, option) not in (*others, last):
+                raise ValueError(f"{option} {getattr(self, option)!r}; expected {', '.join(others)} or {last}")
+        timeout = self.explicit_timeout()
+        if timeout is not None and timeout <= datetime.timedelta(0):
+            raise ValueError(f"timeout {timeout}; expected more than 0")
+        if self.local_adam is not None and not isinstance(self.local_adam, LocalAdam):
+            raise TypeError(f"local_adam is {type(self.local_adam).__name__}; expected adacomp.torch.LocalAdam(...)")
+        if self.local_adam is not None and self.scaler is not None and self.scaler.is_enabled():
+            raise ValueError(
+                "local_adam does not go with a GradScaler, whose scale would make Adam's updates overflow; use bfloat16"
+            )
+
+    def explicit_timeout(self) -> datetime.timedelta | None:
+        """Returns the timeout, if there is one."""
+        return datetime.timedelta(seconds=self.timeout) if isinstance(self.timeout, int | float) else self.timeout
+
+    def policy(self) -> dict[str, Any]:
+        """Returns the keywords of a native layout."""
+        keys = ("conv", "matrix", "vector", "min_elements", "soft_threshold", "scale")
+        return {key: getattr(self, key) for key in keys} | {"names": list((self.names or {}).items())}

@@ -1,0 +1,391 @@
+"""What runs behind a hook: a model's parameters, the learners' group, and one step after the other."""
+
+import contextlib
+import functools
+import logging
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
+
+from .._native import Exchange, Layout, kind
+from . import report, saved
+from .auto import Auto
+from .config import Config
+from .device import Path, path_for
+from .moments import Moments
+from .transport import Transport, Worker
+
+if TYPE_CHECKING:
+    from .._native import Kind
+
+logger = logging.getLogger("adacomp")
+
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+
+T = TypeVar("T")
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+@dataclass
+class _Bucket:
+    """A bucket of PyTorch's on its way."""
+
+    buffer: torch.Tensor
+    layers: list[int]
+    is_last: bool
+    future: torch.futures.Future[Any]
+    # On a GPU: when its gradients are there.
+    ready: torch.cuda.Event | None
+
+
+class Runtime:
+    """One learner's side of all steps of a model."""
+
+    def __init__(self, ddp: DistributedDataParallel, config: Config, in_place: bool | None = None) -> None:
+        self.config = config
+        self.group = ddp.process_group
+        named = parameters(ddp)
+        self.device = _device_of(named)
+        # Kept, because parameters are known by their identity.
+        self.parameters = [parameter for _, parameter in named]
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self._seen: set[tuple[int, ...]] = set()
+        shapes = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds(ddp.module, named))]
+        self.layout = Layout(shapes, **config.policy())
+
+        self.transport = Transport.between(self.group, self.device, config.explicit_timeout())
+        self.learners = self.transport.learners
+        self._check_agreement("mode", config.mode)
+        self._check_agreement("local_adam", config.local_adam)
+        self.exchange = Exchange(self.layout, config.strategy, config.codec, self.transport, config.threads)
+        # Those of the handshake.
+        self.transport.forget_lengths()
+        # Parameters that no learner has used in a step do not get the average, so they must not send.
+        skip_unused = bool(ddp.find_unused_parameters or ddp.static_graph)
+        self.path: Path = path_for(self.device, self.exchange, self.layout, config.soft_threshold, skip_unused, in_place)
+        # With `local_adam`: those of this learner's gradient.
+        self.moments = Moments(config.local_adam) if config.local_adam else None
+
+        self.auto: Auto | None = None
+        self.configure(config)
+        self.counts = report.Counts()
+        # Whether some learner keeps residuals; all learners have the same answer.
+        self.keeps = False
+        self._worker = Worker("adacomp")
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        # The step that is going on, if it is not plain.
+        self._step: Compressed | Flush | None = None
+        self._buckets: list[_Bucket] = []
+        self._sent_before = self._dense_bytes = 0
+        # Statistics of the last compressed step, where the exchange does not have them any more.
+        self._last_layers: dict[str, dict[str, Any]] | None = None
+        self._error: BaseException | None = None
+        self._writer: tuple[Any, int] | None = None
+
+    def configure(self, config: Config) -> None:
+        """Takes over another mode, from the next step on."""
+        self.config = config
+        wants_auto = config.mode == "auto" and self.learners > 1
+        self.auto = (self.auto or Auto(self._largest)) if wants_auto else None
+
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Averages a bucket in place; returns the future of its buffer."""
+        self._check()
+        if bucket.index() == 0:
+            self._begin_step(time.perf_counter())
+        layers = self._layers(bucket) if self.moments or self._step else []
+        if self.moments:
+            parts = bucket.buffer().split([self.parameters[layer].numel() for layer in layers])
+            self.moments.apply(zip(layers, parts))
+        if self._step is None:
+            return plain(bucket, self.group)
+        future = torch.futures.Future[Any](devices=[self.device] if self._stream else None)
+        ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
+        submitted = _Bucket(bucket.buffer(), layers, bucket.is_last(), future, ready)
+        self._worker.submit(lambda: self._serve(submitted))
+        return future.then(_unwrap)
+
+    def layer_statistics(self) -> dict[str, dict[str, Any]]:
+        """Returns what each parameter sent in the last compressed step, by name."""
+        self._check()
+        return self._last_layers or self._worker.call(self.exchange.statistics)
+
+    def log_to(self, writer: Any, every: int) -> None:
+        self._writer = (writer, every)
+
+    def state_dict(self, consolidate: bool) -> dict[str, torch.Tensor]:
+        self._check()
+        try:
+            return self._worker.call(lambda: self._on_stream(lambda: saved.save(self, consolidate)))
+        except RuntimeError as error:
+            if consolidate:
+                # The learners have lost each other.
+                self._fail(error)
+            raise
+
+    def load_state_dict(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        self._check()
+        self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states)))
+        self.keeps = True
+
+    def close(self) -> None:
+        self._error = self._error or RuntimeError("the hook was closed")
+        self._worker.close(self.transport.timeout.total_seconds())
+
+    # A step.
+
+    def _begin_step(self, now: float) -> None:
+        """The first bucket of a step has come. The worker has nothing to do at this time."""
+        if self._step is not None:
+            raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
+        try:
+            compress = self._auto_begin(self.auto, now) if self.auto else self.config.mode == "on"
+            if not (compress or self.keeps):
+                self.counts.plain += 1
+                self._log()
+                return
+            self._last_layers = None if compress else self.exchange.statistics()
+            self._sent_before, self._dense_bytes = self.transport.sent, 0
+            scaler = self.config.scaler
+            self.path.set_loss_scale(scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0)
+            self._step = Compressed(self.path, self.transport) if compress else Flush(self.path, self.transport)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _auto_begin(self, auto: Auto, now: float) -> bool:
+        before = auto.reason
+        compress = auto.begin(now)
+        if auto.reason != before and self.transport.learner == 0:
+            logger.info("%s", report.summary(self))
+        return compress
+
+    def _serve(self, bucket: _Bucket) -> None:
+        """Exchanges a bucket, on the worker's thread."""
+        self._buckets.append(bucket)
+        try:
+            self._check()
+            step = self._step
+            assert step is not None
+            self._dense_bytes += bucket.buffer.nbytes
+            self._on_stream(lambda: step.submit(bucket.buffer, bucket.layers), bucket)
+            if bucket.is_last:
+                self._finish(step)
+        except BaseException as error:
+            self._fail(error)
+
+    def _finish(self, step: "Compressed | Flush") -> None:
+        averaged = self._on_stream(step.finish)
+        if isinstance(step, Compressed):
+            self.counts.add_compressed(self, self.transport.sent - self._sent_before, self._dense_bytes, averaged)
+        else:
+            self.counts.flush += 1
+        self.keeps, self._step = step.keeps, None
+        if not averaged:
+            self._note_dropped()
+        # Before the step is handed back: whoever ends training after it may close the writer.
+        self._log()
+        while self._buckets:
+            bucket = self._buckets[0]
+            self._on_stream(functools.partial(bucket.future.set_result, bucket.buffer))
+            del self._buckets[0]
+
+    def _fail(self, error: BaseException) -> None:
+        """Tells all that wait that nothing more can be done."""
+        self._error, self._step = self._error or error, None
+        buckets, self._buckets = self._buckets, []
+        for bucket in buckets:
+            # It may be what has failed.
+            with contextlib.suppress(RuntimeError):
+                bucket.future.set_result(_Failed(str(error)))
+
+    def _note_dropped(self) -> None:
+        self.counts.dropped += 1
+        scaler = self.config.scaler
+        if self.counts.dropped == 1 and not (scaler is not None and scaler.is_enabled()):
+            advice = "" if self.moments else "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
+            logger.warning(
+                "a gradient is not finite: all learners get NaN, as with plain DDP, and residuals keep what they had. %s", advice
+            )
+
+    def _log(self) -> None:
+        if self._writer is None or self.counts.steps() % self._writer[1]:
+            return
+        try:
+            report.log(self, self._writer[0])
+        except Exception as error:
+            # Training matters more.
+            logger.warning("no more scalars for TensorBoard: %s", error)
+            self._writer = None
+
+    def _on_stream(self, work: Callable[[], T], bucket: _Bucket | None = None) -> T:
+        """On a GPU: runs beside the backward pass, and after what the bucket needs."""
+        if self._stream is None:
+            return work()
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            if bucket is not None:
+                assert bucket.ready is not None
+                self._stream.wait_event(bucket.ready)
+                bucket.buffer.record_stream(self._stream)
+            return work()
+
+    # Helpers.
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(f"AdaComp cannot go on: {self._error}") from self._error
+
+    def _layers(self, bucket: dist.GradBucket) -> list[int]:
+        """Returns the numbers of a bucket's parameters, in its order."""
+        try:
+            layers = [self._numbers[id(parameter)] for parameter in bucket.parameters()]
+        except KeyError:
+            raise RuntimeError("a bucket has a parameter that the model did not have when the hook was attached") from None
+        if tuple(layers) not in self._seen:
+            # That they lie one after the other, once for each bucket that PyTorch makes.
+            start = bucket.buffer().data_ptr()
+            for gradient in bucket.gradients():
+                if gradient.data_ptr() != start and gradient.numel():
+                    raise RuntimeError("a bucket's gradients do not lie one after the other, in this version of PyTorch")
+                start += gradient.numel() * gradient.element_size()
+            self._seen.add(tuple(layers))
+        return layers
+
+    def _largest(self, numbers: Sequence[float]) -> list[float]:
+        """Returns the largest of all learners for each of the numbers."""
+        form = f"<{len(numbers)}d"
+        received = self.transport.all_gather(struct.pack(form, *numbers))
+        return [max(column) for column in zip(*(struct.unpack(form, each) for each in received))]
+
+    def _check_agreement(self, option: str, value: object) -> None:
+        for learner, other in enumerate(self.transport.all_gather(repr(value).encode())):
+            if other.decode() != repr(value):
+                raise ValueError(f"learner {learner} was attached with {option}={other.decode()}, this one with {value!r}")
+
+
+# The three kinds of steps. All but the plain one are submitted bucket by bucket and then finished, on the worker's thread.
+
+
+def plain(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    """Averages as DDP does without a hook, where no residuals are kept."""
+    buffer = bucket.buffer().div_(dist.get_world_size(group))
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+class Compressed:
+    """A step in which what is selected is sent."""
+
+    def __init__(self, path: Path, transport: Transport) -> None:
+        self._path = path
+        self._buckets: list[tuple[torch.Tensor, list[int]]] = []
+        # Whether any learner keeps something after the step.
+        self.keeps = True
+        transport.begin_step()
+
+    def submit(self, buffer: torch.Tensor, layers: list[int]) -> None:
+        self._path.submit(buffer, layers)
+        self._buckets.append((buffer, layers))
+
+    def finish(self) -> bool:
+        """Returns whether the gradient was averaged. If not, no learner can use the step, and residuals keep it."""
+        averaged = self._path.finish(self._buckets) is None
+        if not averaged:
+            _fill_with_nan(buffer for buffer, _ in self._buckets)
+        return averaged
+
+
+class Flush:
+    """A dense step, by the process group's own sum, that also sends the residuals: the way from compressed to plain steps, on
+    which nothing is lost."""
+
+    def __init__(self, path: Path, transport: Transport) -> None:
+        self._path, self._transport = path, transport
+        self._sums: list[tuple[dist.Work, torch.Tensor]] = []
+        self.keeps = False
+        transport.begin_step()
+        path.to_host()
+
+    def submit(self, buffer: torch.Tensor, layers: list[int]) -> None:
+        finite, keeps = self._path.add_residuals(buffer, layers)
+        # A parameter that this learner has not used in the step, and that waits for one in which it does.
+        self.keeps = self.keeps or keeps
+        if not finite:
+            # All others learn of it, because no sum with it is finite.
+            _fill_with_nan([buffer])
+        buffer.div_(self._transport.learners)
+        self._sums.append((self._transport.start_sum(buffer), buffer))
+
+    def finish(self) -> bool:
+        """Returns the same as of a compressed step."""
+        for work, _ in self._sums:
+            self._transport.wait(work)
+        # The same bits everywhere, so all learners find the same.
+        arrived = all(bool(buffer.isfinite().all()) for _, buffer in self._sums)
+        if not arrived:
+            _fill_with_nan(buffer for _, buffer in self._sums)
+        self._path.end_elsewhere(arrived)
+        self._path.to_device()
+        # What one learner keeps, another may have sent, so they tell each other.
+        received = self._transport.all_gather(bytes([self.keeps or not arrived]))
+        self.keeps = any(message != b"\0" for message in received)
+        return arrived
+
+
+def _fill_with_nan(buffers: Iterable[torch.Tensor]) -> None:
+    """Writes what plain DDP would give after an overflow on some learner, so that a gradient scaler skips the step."""
+    for buffer in buffers:
+        buffer.fill_(torch.nan)
+
+
+class _Failed:
+    """Stands for a buffer that there is none of. A future of PyTorch carries values only."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _unwrap(future: torch.futures.Future[Any]) -> torch.Tensor:
+    value = future.value()
+    if isinstance(value, _Failed):
+        raise RuntimeError(f"AdaComp: {value.reason}")
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+# A model's parameters.
+
+
+def parameters(ddp: DistributedDataParallel) -> Named:
+    """Returns name and parameter of all that DDP exchanges, in its order: no frozen ones, shared ones once."""
+    # Where DDP looks, the outermost module's own parameters have a dot before their names.
+    ignored = ddp.parameters_to_ignore
+    named = ddp.module.named_parameters()
+    return [(name, p) for name, p in named if p.requires_grad and (name if "." in name else f".{name}") not in ignored]
+
+
+def kinds(module: torch.nn.Module, named: Named) -> "list[Kind]":
+    """Returns the kind of each parameter, from the module that has it. Convolutions are known by their type."""
+    modules = dict(module.named_modules())
+    owners = (modules[name.rpartition(".")[0]] for name, _ in named)
+    return [kind(parameter.dim(), isinstance(owner, _ConvNd)) for owner, (_, parameter) in zip(owners, named)]
+
+
+def _device_of(named: Named) -> torch.device:
+    """Returns the device of parameters that can be exchanged."""
+    if not named:
+        raise ValueError("the model has no parameters that DDP exchanges")
+    for name, parameter in named:
+        if parameter.dtype not in FORMATS:
+            raise ValueError(f"parameter {name} is {parameter.dtype}; float32, float16 and bfloat16 can be exchanged")
+    devices = {parameter.device for _, parameter in named}
+    if len(devices) > 1:
+        raise ValueError(f"the parameters are on several devices, {sorted(map(str, devices))}; one a process is supported")
+    return devices.pop()

@@ -1,0 +1,161 @@
+"""What a hook keeps, to and from dicts of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from .._native import saved_by
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+TEXT = "adacomp"
+RESIDUAL, OWNER = "residual.", "owner."
+# Those of `local_adam`, by parameter: of how many gradients they are, and both.
+STEPS, FIRST, SECOND = "adam.steps.", "adam.first.", "adam.second."
+
+Tensors = Mapping[str, torch.Tensor]
+Arrays = dict[str, NDArray[numpy.float32]]
+# Residuals by name, what an owner keeps by name, and a text that says who saved them.
+Native = tuple[Arrays, Arrays, str]
+
+
+def save(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
+    runtime.path.to_host()
+    try:
+        residuals, owner, text = _consolidated(runtime) if consolidate else runtime.exchange.save()
+    finally:
+        runtime.path.to_device()
+    state = {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
+    for name, parameter in zip(runtime.layout.names, runtime.parameters):
+        if name in residuals:
+            state[RESIDUAL + name] = _shaped(torch.from_numpy(residuals[name]).reshape(-1), parameter)
+    # Shards of parameters are flat.
+    state.update({OWNER + name: torch.from_numpy(values) for name, values in owner.items()})
+    if runtime.moments:
+        state.update(_save_moments(runtime, consolidate))
+    return state
+
+
+def load(runtime: Runtime, states: Sequence[Tensors]) -> None:
+    parameters = dict(zip(runtime.layout.names, runtime.parameters))
+    read = [_read(state, parameters) for state in states]
+    here = (runtime.transport.learner, runtime.learners)
+    own = [states[position] for position, (_, _, text) in enumerate(read) if saved_by(text, position)[:2] == here]
+    moments = _read_moments(runtime, own or states)
+    runtime.exchange.load(read)
+    runtime.path.to_device()
+    if runtime.moments:
+        runtime.moments.kept = moments
+
+
+def _read(state: Tensors, parameters: Mapping[str, torch.nn.Parameter]) -> Native:
+    if TEXT not in state:
+        raise ValueError(f"not a state of an AdaComp hook: it has no {TEXT!r}")
+    residuals, owner = {}, {}
+    for key, values in state.items():
+        values = values.detach().cpu()
+        if key.startswith(RESIDUAL):
+            name = key.removeprefix(RESIDUAL)
+            parameter = parameters.get(name)
+            flat = values if parameter is None or parameter.shape != values.shape else _flat(values, parameter)
+            residuals[name] = flat.contiguous().numpy().reshape(tuple(values.shape))
+        elif key.startswith(OWNER):
+            owner[key.removeprefix(OWNER)] = values.contiguous().numpy()
+    return residuals, owner, bytes(state[TEXT].tolist()).decode(errors="replace")
+
+
+def _consolidated(runtime: Runtime) -> Native:
+    """Returns the average over learners of all that they keep, as the state of one learner alone."""
+    tag = f"consolidate {runtime.exchange.step}".encode()
+    if any(other != tag for other in runtime.transport.all_gather(tag)):
+        raise RuntimeError("state_dict(consolidate=True) must be called by all learners, after the same step")
+    residuals = {}
+    for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters)):
+        values = runtime.exchange.kept(number)
+        if values is not None:
+            total = _sum(runtime, torch.from_numpy(values))
+            residuals[name] = (total / runtime.learners).numpy().reshape(tuple(parameter.shape))
+    return residuals, {}, runtime.exchange.saved_by(0, 1)
+
+
+def _sum(runtime: Runtime, tensor: torch.Tensor) -> torch.Tensor:
+    runtime.transport.wait(runtime.transport.start_sum(tensor))
+    return tensor
+
+
+def _save_moments(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
+    """Returns this learner's, or the average of all learners'."""
+    assert runtime.moments is not None
+    state = {}
+    for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters)):
+        zeros = torch.zeros(parameter.numel(), dtype=torch.float32)
+        count, *both = runtime.moments.kept.get(number) or (0, zeros, zeros)
+        both = [moment.to("cpu", copy=True) for moment in both]
+        steps = torch.tensor([count])
+        if consolidate:
+            steps = _sum(runtime, steps) // runtime.learners
+            both = [_sum(runtime, moment) / runtime.learners for moment in both]
+        state[STEPS + name] = steps
+        state |= {key + name: _shaped(moment, parameter) for key, moment in zip((FIRST, SECOND), both)}
+    return state
+
+
+def _read_moments(runtime: Runtime, states: Sequence[Tensors]) -> dict[int, tuple[int, torch.Tensor, torch.Tensor]]:
+    """Returns, by number of the parameter, those of one state, or the average of those of several."""
+    found = any(key.startswith(STEPS) for state in states for key in state)
+    if found and not runtime.moments:
+        raise ValueError("the state has Adam's moments: attach with local_adam=adacomp.torch.LocalAdam()")
+    if runtime.moments and not found:
+        raise ValueError("the state has no moments of Adam, and its residuals are of gradients: attach without local_adam")
+    moments = {}
+    for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters) if found else ()):
+        for key in (STEPS, FIRST, SECOND):
+            shape = (1,) if key == STEPS else tuple(parameter.shape)
+            for state in states:
+                if key + name not in state or tuple(state[key + name].shape) != shape:
+                    raise ValueError(f"{key}{name} is missing in a state, or has another shape than {shape}")
+        steps = max(int(state[STEPS + name]) for state in states)
+        if steps:
+            first, second = (_mean_of([_flat(state[key + name].cpu(), parameter) for state in states]) for key in (FIRST, SECOND))
+            moments[number] = (steps, first.to(parameter.device), second.to(parameter.device))
+    return moments
+
+
+def _mean_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = tensors[0].reshape(-1).float()
+    for tensor in tensors[1:]:
+        total = total + tensor.reshape(-1)
+    return total / len(tensors)
+
+
+def _shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Returns values in the order in which a parameter is stored, with its shape."""
+    if _fills_memory(parameter):
+        return flat.as_strided(parameter.shape, parameter.stride()).contiguous()
+    return flat.view(parameter.shape)
+
+
+def _flat(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Does the reverse."""
+    if not _fills_memory(parameter):
+        return values.contiguous()
+    stored = torch.empty_strided(parameter.shape, parameter.stride(), dtype=torch.float32)
+    stored.copy_(values)
+    return stored.as_strided((parameter.numel(),), (1,))
+
+
+def _fills_memory(parameter: torch.Tensor) -> bool:
+    """Returns whether its elements fill a piece of memory, each once, in whatever order: then they do so in buckets too."""
+    by_stride = sorted(zip(parameter.stride(), parameter.shape))
+    expected = 1
+    for stride, size in by_stride:
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
