@@ -1,9 +1,9 @@
 """One learner of the network benchmark: step times of what people use now and of AdaComp, side by side over one link.
 
-Started by `cargo xtask bench network`, which makes the link, once for each learner. All ways to exchange take turns, several
+Started once for each learner by `python -m reproduction network`, which makes the links. All methods take turns, several
 times, so that what else the machine does falls on all of them. Learner 0 prints a line of JSON for each.
 
-With `--memory` it trains with one of them and prints the most memory that the process has had: in the first steps, and later.
+With `--memory` it trains with one method and prints the most memory that the process has had: in the first steps, and later.
 """
 
 import argparse
@@ -12,37 +12,45 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import adacomp.torch
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from workloads import WORKLOADS
 
-import adacomp.torch
+from reproduction.network import METHODS, WORKLOADS
+from reproduction.workloads import Workload
 
 # Steps before AdaComp is timed for the first time, or seconds, if these take longer. Residuals fill up meanwhile, and messages
 # get several times shorter.
 TRAINED = 150
 TRAINED_SECONDS = 60.0
-# Steps before a turn, with AdaComp and without; fewer if one takes longer than so many seconds.
+# Steps before a turn, with AdaComp and without; fewer if one takes more than SLOW seconds.
 WARM_UP = {True: 12, False: 3}
 SLOW = 5.0
 VERY_SLOW = 30.0
 
+# PyTorch's setting for the size of the first bucket.
+FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
+
+Line = dict[str, Any]
 STRATEGIES = ["gather", "reduce", "sharded"]
-METHODS = ["builtin", "fp16", "bf16", "powersgd-1", "powersgd-4", "top-k", *STRATEGIES, "auto", "none"]
 
 
 class TopK:
     """The largest 0.1% of each bucket, with error feedback: what people write themselves. Waits in the hook."""
 
-    def __init__(self):
-        self.residuals = {}
+    def __init__(self) -> None:
+        self.residuals: dict[tuple[int, int], Tensor] = {}
 
-    def hook(self, bucket):
+    def hook(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         flat = bucket.buffer()
         key = (bucket.index(), flat.numel())
         residual = self.residuals.setdefault(key, torch.zeros_like(flat))
@@ -60,30 +68,30 @@ class TopK:
         for indices, values in zip(all_indices, all_values):
             flat.index_add_(0, indices.long(), values)
         flat.div_(learners)
-        future = torch.futures.Future()
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(flat)
         return future
 
 
-def top_k_hook(state, bucket):
+def top_k_hook(state: TopK, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     return state.hook(bucket)
 
 
 class Method:
     """A model and a way to exchange its gradients."""
 
-    def __init__(self, name, workload, states=None):
+    def __init__(self, name: str, workload: Workload, states: Path | None = None) -> None:
         self.name, self.workload, self.decided = name, workload, False
         torch.manual_seed(0)
-        options = {}
+        options: dict[str, Any] = {}
         if name.startswith("powersgd"):
             # With several buckets it hangs on Gloo in about half of all runs, because it starts collectives in callbacks.
-            dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 40
+            setattr(dist, FIRST_BUCKET, 1 << 40)
             options["bucket_cap_mb"] = 1 << 20
         # Learners start from the same seed, and broadcasting would take long on slow links.
         self.model = DistributedDataParallel(workload.model(), init_sync=False, gradient_as_bucket_view=True, **options)
-        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 20
-        self.hook = None
+        setattr(dist, FIRST_BUCKET, 1 << 20)
+        self.hook: Any = None
         if name in ("fp16", "bf16"):
             self.model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
         elif name.startswith("powersgd"):
@@ -101,10 +109,10 @@ class Method:
         self.states = states and states / f"{workload.name}-{dist.get_world_size()}-{self.strategy}-{dist.get_rank()}.pt"
 
     @property
-    def strategy(self):
+    def strategy(self) -> str:
         return "gather" if self.name == "auto" else self.name
 
-    def step(self, generator):
+    def step(self, generator: torch.Generator) -> None:
         inputs, labels = self.workload.batch(generator)
         self.optimizer.zero_grad()
         with self.model.no_sync() if self.name == "none" else contextlib.nullcontext():
@@ -112,10 +120,10 @@ class Method:
             cross_entropy(outputs.flatten(0, -2), labels.flatten()).backward()
         self.optimizer.step()
 
-    def warm_up(self, generator):
-        """Until it does what it does for good: buckets are rebuilt, residuals filled, the automatic mode has decided."""
+    def warm_up(self, generator: torch.Generator) -> float:
+        """Trains until buckets are rebuilt, residuals filled and auto mode has decided; returns the last step's seconds."""
         if self.states:
-            self.train(generator)
+            self.train(generator, self.states)
             self.states = None
         for _ in range(WARM_UP[self.hook is not None]):
             start = time.perf_counter()
@@ -131,8 +139,8 @@ class Method:
             return self.train_on(generator, TRAINED_SECONDS / 3)
         return seconds
 
-    def train_on(self, generator, limit):
-        """Until residuals are filled, or the time is over; the seconds of the last step."""
+    def train_on(self, generator: torch.Generator, limit: float) -> float:
+        """Trains until residuals are filled, or the time is over; returns the last step's seconds."""
         start = time.perf_counter()
         for _ in range(TRAINED):
             before = time.perf_counter()
@@ -141,43 +149,44 @@ class Method:
                 break
         return time.perf_counter() - before
 
-    def train(self, generator):
-        """To the state of a training that is under way, which is kept for the next time."""
-        if agreed(not self.states.exists()) == 0:
-            state = torch.load(self.states)
+    def train(self, generator: torch.Generator, states: Path) -> None:
+        """Trains to the state of a training that is under way, which is kept for the next time."""
+        if agreed(not states.exists()) == 0:
+            state = torch.load(states)
             self.model.module.load_state_dict(state["model"])
             self.hook.load_state_dict(state["hook"])
             return
         if self.name == "auto":
             return
         self.train_on(generator, TRAINED_SECONDS)
-        self.states.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"model": self.model.module.state_dict(), "hook": self.hook.state_dict()}, self.states)
+        states.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"model": self.model.module.state_dict(), "hook": self.hook.state_dict()}, states)
 
 
-def interface_bytes(interface):
+def interface_bytes(interface: str | None) -> int:
     if interface is None:
         return 0
     return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
 
 
-def peak_bytes():
+def peak_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
-def forget_peak():
+def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def agreed(value, operation=dist.ReduceOp.MAX):
+def agreed(value: float) -> float:
+    """Returns the largest value of all learners."""
     tensor = torch.tensor([float(value)], dtype=torch.float64)
-    dist.all_reduce(tensor, operation)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor.item()
 
 
-def measure(method, generator, options):
-    """A block of steps of one method: their times, and what they cost."""
+def measure(method: Method, generator: torch.Generator, options: argparse.Namespace) -> tuple[list[float], dict[str, float]]:
+    """Returns the times of a block of steps of one method, and what they cost."""
     seconds = agreed(method.warm_up(generator))
     # What takes half a minute is the link's doing, and hardly varies.
     count = max(1 if seconds > VERY_SLOW else 2, min(options.steps, int(options.budget / seconds)))
@@ -195,11 +204,12 @@ def measure(method, generator, options):
     return times, {"sent": sent, "said": said, "cpu": cpu}
 
 
-def run(workload, names, generator, options):
-    """All methods in turn; a line for each."""
-    times, costs = ({name: [] for name in names} for _ in range(2))
+def run(workload: Workload, names: list[str], generator: torch.Generator, options: argparse.Namespace) -> Iterator[Line]:
+    """Measures all methods in turn; yields a line for each."""
+    times: dict[str, list[float]] = {name: [] for name in names}
+    costs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     # Its trial takes long, and once decided it need not begin again.
-    auto = None
+    auto: Method | None = None
     for _ in range(options.blocks):
         for name in names:
             states = options.states if name in (*STRATEGIES, "auto") else None
@@ -227,13 +237,13 @@ def run(workload, names, generator, options):
             "said_bytes": round(cost["said"]),
             "cpu_seconds": cost["cpu"],
         }
-        if name == "auto":
+        if name == "auto" and auto:
             line["compressing"] = auto.hook.stats()["compressing"]
         yield line
 
 
-def memory(workload, name, generator):
-    """The most memory that a learner takes with one method: in its first steps, and when residuals are filled."""
+def memory(workload: Workload, name: str, generator: torch.Generator) -> Iterator[Line]:
+    """Yields the most memory that a learner takes with one method: in its first steps, and when residuals are filled."""
     method = Method(name, workload)
     method.warm_up(generator)
     first = peak_bytes()
@@ -251,11 +261,11 @@ def memory(workload, name, generator):
     }
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--methods", default=",".join(METHODS), help="which, separated by commas")
-    parser.add_argument("--blocks", type=int, default=3, help="how often each takes its turn")
+    parser.add_argument("--blocks", type=int, default=3, help="turns of each method")
     parser.add_argument("--steps", type=int, default=10, help="steps of a turn, at most")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of a turn, roughly")
     parser.add_argument("--interface", help="whose bytes are counted")
@@ -264,7 +274,7 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    workload = WORKLOADS[options.workload]()
+    workload = Workload(options.workload)
     generator = torch.Generator().manual_seed(dist.get_rank())
     names = options.methods.split(",")
     lines = memory(workload, names[0], generator) if options.memory else run(workload, names, generator, options)

@@ -1,29 +1,31 @@
-"""Trains one of the program's models in PyTorch, with any number of learners in this process, for `cargo xtask experiments`.
+"""Trains one of the program's models in PyTorch, with any number of learners in this process.
 
 A step is what as many machines would do: each learner has its part of the minibatch, its gradient and its residual, and all get
-the same average. Progress is kept after each epoch, so a run that is started again goes on. At the end a line of JSON says what
-came out.
+the same average. Progress is kept after each epoch, so a run that is started again goes on. The last line is the result as JSON.
 """
 
 import argparse
 import json
 import math
 import time
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
-from datasets import load
-from models import Lstm, Transformer, alexnet, cnn, mlp, resnet
-from optimizers import Follower, make_optimizer, updates
-from torch.nn.functional import cross_entropy
-
-import adacomp
+from adacomp import Layout, Learners
 from adacomp.torch.moments import Moments
 from adacomp.torch.policy import kinds
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-# What is trained: data, and the model for so many classes.
-MODELS = {
+from reproduction.datasets import load
+from reproduction.models import Lstm, Transformer, alexnet, cnn, mlp, resnet
+from reproduction.optimizers import Follower, Gradients, Optimizer, make_optimizer, updates
+
+# What is trained: data, and the model for a number of classes.
+MODELS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
     "mnist-dnn": ("mnist", lambda classes: mlp(784, [400, 400], classes)),
     "mnist-cnn": ("mnist", lambda classes: cnn(1, 28, [32, 64], 0, [128], classes)),
     "cifar10-cnn": ("cifar10", lambda classes: cnn(3, 32, [32, 32, 64], 2, [], classes)),
@@ -32,17 +34,18 @@ MODELS = {
 }
 
 # The same, for pictures of a side.
-LARGE = {
+LARGE: dict[str, Callable[[int, int], nn.Module]] = {
     "alexnet": alexnet,
-    "resnet18": lambda side, classes: resnet(side, [2, 2, 2, 2], 1, classes),
-    "resnet50": lambda side, classes: resnet(side, [3, 4, 6, 3], 4, classes),
+    "resnet18": lambda side, classes: resnet(18, side, classes),
+    "resnet50": lambda side, classes: resnet(50, side, classes),
 }
 
 CHECKPOINT = "checkpoint.pt"
 FRAME_BYTES = 36
+CODES = ("rice", "paper", "floor")
 
 
-def arguments():
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=[*MODELS, *LARGE])
     parser.add_argument("--side", type=int, choices=[32, 224], default=32, help="of the pictures of large models")
@@ -53,8 +56,8 @@ def arguments():
     parser.add_argument("--minibatch", type=int, default=128, help="samples in a step, over all learners")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, help="end earlier")
-    parser.add_argument("--trace", type=int, help="test every so many steps, not only after an epoch")
-    parser.add_argument("--test-parts", type=int, help="test with so many parts of the test data only, of a hundred samples each")
+    parser.add_argument("--trace", type=int, help="steps between tests, in addition to one after each epoch")
+    parser.add_argument("--test-parts", type=int, help="hundreds of test samples to test with, instead of all")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
@@ -89,26 +92,31 @@ def arguments():
 class Compressed:
     """Learners whose gradients are compressed."""
 
-    def __init__(self, model, options):
+    def __init__(self, model: nn.Module, options: argparse.Namespace) -> None:
         named = list(model.named_parameters())
         self.kinds = kinds(model, named)
         parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, self.kinds)]
         top = f"top-k {options.top_percent}" if options.scheme == "top-k" else None
         soft_threshold = 1.0 if options.scheme == "local-selection" else options.soft_threshold
-        bins = dict(conv=top or options.conv_bin, matrix=top or options.matrix_bin)
-        layout = adacomp.Layout(parameters, **bins, soft_threshold=soft_threshold, scale=options.scale)
-        self.learners = adacomp.Learners(layout, options.learners, options.strategy, owner_divisor=options.owner_divisor)
+        layout = Layout(
+            parameters,
+            conv=top or options.conv_bin,
+            matrix=top or options.matrix_bin,
+            soft_threshold=soft_threshold,
+            scale=options.scale,
+        )
+        self.learners = Learners(layout, options.learners, options.strategy, owner_divisor=options.owner_divisor)
         self.elements, self.treatments = layout.elements, layout.treatments
         self.average = [torch.empty_like(parameter) for _, parameter in named]
         # Since the start: bytes that a learner sent and received, and those of its frame by kind of layer and by code.
         self.traffic = [0.0, 0.0]
-        self.bytes = {kind: dict.fromkeys(("rice", "paper", "floor"), 0.0) for kind in ("conv", "matrix", "vector")}
+        self.bytes = {kind: dict.fromkeys(CODES, 0.0) for kind in ("conv", "matrix", "vector")}
 
-    def exchange(self, gradients):
-        """The average of what each learner has, or None if one is not finite."""
+    def exchange(self, gradients: Sequence[Gradients]) -> list[Tensor] | None:
+        """Returns the average of what each learner has, or None if one is not finite."""
         for learner, gradient in enumerate(gradients):
-            self.learners.give(learner, [part.contiguous().numpy() for part in gradient])
-        if self.learners.finish([part.numpy() for part in self.average]) is not None:
+            self.learners.give(learner, arrays(gradient))
+        if self.learners.finish(arrays(self.average)) is not None:
             return None
         self.traffic = [sum(pair) for pair in zip(self.traffic, self.learners.traffic())]
         for kind, sizes in zip(self.kinds, self.learners.sizes().values()):
@@ -116,10 +124,10 @@ class Compressed:
                 self.bytes[kind][code] = total + sizes[code]
         return self.average
 
-    def rates(self, steps):
-        """How many times smaller than dense, by code and kind of layer; exempt layers and headers are counted."""
+    def frame_ratios(self, steps: int) -> dict[str, dict[str, float | None]]:
+        """Returns how many times smaller frames are than dense f32, by code and kind of layer, with dense layers and headers."""
 
-        def rate(code, wanted):
+        def ratio(code: str, wanted: tuple[str, ...]) -> float | None:
             elements = sum(count for kind, count in zip(self.kinds, self.elements) if kind in wanted)
             taken = sum(self.bytes[kind][code] for kind in wanted)
             if len(wanted) == 3 and code != "floor":
@@ -127,38 +135,39 @@ class Compressed:
             return 4 * elements * steps / taken if taken else None
 
         wanted = {"overall": ("conv", "matrix", "vector"), "conv": ("conv",), "matrix": ("matrix",)}
-        return {code: {name: rate(code, some) for name, some in wanted.items()} for code in ("rice", "paper", "floor")}
+        return {code: {name: ratio(code, some) for name, some in wanted.items()} for code in CODES}
 
-    def count(self):
-        """Elements by kind of layer, those of layers that are compressed and of those that are sent whole."""
-        counts = {}
+    def count(self) -> dict[str, dict[str, int]]:
+        """Returns the elements by kind of layer, those of compressed layers and those of dense ones."""
+        counts: dict[str, dict[str, int]] = {}
         for kind, elements, treatment in zip(self.kinds, self.elements, self.treatments):
-            of_kind = counts.setdefault(kind, {"compressed": 0, "whole": 0})
-            of_kind["whole" if treatment == "dense" else "compressed"] += elements
+            of_kind = counts.setdefault(kind, {"compressed": 0, "dense": 0})
+            of_kind["dense" if treatment == "dense" else "compressed"] += elements
         return counts
 
-    def residual_norm(self):
+    def residual_norm(self) -> float:
         norms = [norm for norm in self.learners.residual_norms() if norm is not None]
         return math.hypot(*norms)
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         return {"learners": self.learners.save(), "traffic": self.traffic, "bytes": self.bytes}
 
-    def load(self, state):
+    def load(self, state: dict[str, Any]) -> None:
         self.learners.load(state["learners"])
         self.traffic, self.bytes = state["traffic"], state["bytes"]
 
 
-class Run:
-    def __init__(self, options):
+class Training:
+    """One run, from its start or its checkpoint to its result."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        large = options.recipe in LARGE
-        name, make = (
-            ("cifar10", lambda classes: LARGE[options.recipe](options.side, classes)) if large else MODELS[options.recipe]
-        )
-        self.data = load(name, large, 64 if "transformer" in options.recipe else 50, options.side if large else None)
+        large = LARGE.get(options.recipe)
+        name = "cifar10" if large else MODELS[options.recipe][0]
+        self.data = load(name, bool(large), 64 if "transformer" in options.recipe else 50, options.side if large else None)
         torch.manual_seed(options.seed)
-        self.model = make(self.data.classes)
+        classes = self.data.classes
+        self.model = large(options.side, classes) if large else MODELS[options.recipe][1](classes)
         self.parameters = list(self.model.parameters())
         # Norms over a minibatch are each learner's own, so its part must be computed apart also without compression.
         self.apart = any(isinstance(module, torch.nn.BatchNorm2d) for module in self.model.modules())
@@ -166,23 +175,23 @@ class Run:
         # Where updates travel, each learner has its own moments, and what arrives is only followed.
         local = options.compress == "updates"
         self.moments = [Moments() for _ in range(options.learners)] if local else []
-        self.optimizer = Follower(self.parameters) if local else make_optimizer(self.parameters, options)
+        self.optimizer: Optimizer = Follower(self.parameters) if local else make_optimizer(self.parameters, options)
         self.in_epoch = len(self.data) // options.minibatch
-        self.steps = min(options.epochs * self.in_epoch, options.steps or math.inf)
-        self.step, self.dropped, self.seconds, self.history = 0, 0, 0.0, []
+        self.steps: int = min(options.epochs * self.in_epoch, options.steps or options.epochs * self.in_epoch)
+        self.step, self.rolled_back, self.seconds = 0, 0, 0.0
+        self.history: list[dict[str, float]] = []
         self.checkpoint = options.out / CHECKPOINT
 
-    def train(self):
+    def train(self) -> dict[str, Any]:
         if self.checkpoint.exists():
             self.load()
         while self.step < self.steps:
             start = time.perf_counter()
             random = torch.Generator().manual_seed(1000 * self.options.seed + self.step // self.in_epoch)
             order = torch.randperm(len(self.data), generator=random)
-            if hasattr(self.data, "begin_epoch"):
-                self.data.begin_epoch(random)
+            self.data.begin_epoch(random)
             self.model.train()
-            losses = []
+            losses: list[float] = []
             for samples in order.split(self.options.minibatch)[: self.in_epoch]:
                 losses.append(self.one_step(samples, random))
                 if self.step == self.steps or self.step % self.in_epoch == 0:
@@ -196,13 +205,14 @@ class Run:
             self.save()
         return self.result()
 
-    def one_step(self, samples, random):
+    def one_step(self, samples: Tensor, random: torch.Generator) -> float:
         inputs, targets = self.data.train(samples, random)
         options = self.options
         outlier = self.step == options.outlier_step
         apart = self.apart or self.compressed or self.moments or outlier or options.local_clip is not None
         parts = options.learners if apart else 1
-        gradients, losses = [], []
+        gradients: list[Gradients] = []
+        losses: list[float] = []
         for own_inputs, own_targets in zip(inputs.chunk(parts), targets.chunk(parts)):
             scores = self.model(own_inputs)
             loss = cross_entropy(scores.flatten(0, -2), own_targets.flatten())
@@ -214,16 +224,17 @@ class Run:
             layer[first : first + options.matrix_bin] *= options.outlier_factor
         if options.local_clip is not None:
             gradients = [clipped(gradient, options.local_clip) for gradient in gradients]
-        if self.moments:
+        # Adam is not given gradients that are not finite.
+        finite = not self.moments or all(layer.isfinite().all() for gradient in gradients for layer in gradient)
+        if self.moments and finite:
             gradients = self.local_updates(gradients)
-        if gradients is None:
-            average = None
-        elif self.compressed:
+        average: Gradients | None = None
+        if self.compressed and finite:
             average = self.compressed.exchange(gradients)
-        else:
+        elif finite:
             average = dense_average(gradients)
         if average is None:
-            self.dropped += 1
+            self.rolled_back += 1
         else:
             limit = None if self.moments else options.clip
             squared = dense_average(gradients) if options.second_moment == "dense" else average
@@ -231,21 +242,20 @@ class Run:
         self.step += 1
         return sum(losses) / len(losses)
 
-    def local_updates(self, gradients):
-        """What each learner's Adam makes of its gradient; nothing if one is not finite."""
-        if not all(layer.isfinite().all() for gradient in gradients for layer in gradient):
-            return None
+    def local_updates(self, gradients: list[Gradients]) -> list[Gradients]:
+        """Returns what each learner's Adam makes of its gradient."""
         own = zip(self.moments, gradients)
         return [updates(moments, clipped(gradient, self.options.clip)) for moments, gradient in own]
 
-    def learning_rate(self):
+    def learning_rate(self) -> float:
+        highest: float = self.options.learning_rate
         if self.options.schedule == "constant":
-            return self.options.learning_rate
-        return self.options.learning_rate * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
+            return highest
+        return highest * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
 
     @torch.no_grad()
-    def test(self, train_loss):
-        """Adds a line to the history."""
+    def test(self, train_loss: float) -> None:
+        """Adds an entry to the history."""
         self.model.eval()
         loss, wrong, count = 0.0, 0, 0
         for inputs, targets in islice(self.data.test(), self.options.test_parts):
@@ -259,24 +269,31 @@ class Run:
         self.history.append(epoch)
         print(f"epoch {len(self.history)}: {json.dumps(epoch)}", flush=True)
 
-    def result(self):
-        last = self.history[-1]
-        result = {"test_error": last["test_error"], "test_loss": last["test_loss"], "steps": self.step, "dropped": self.dropped}
-        result |= {"seconds": round(self.seconds, 1), "parameters": sum(parameter.numel() for parameter in self.parameters)}
+    def result(self) -> dict[str, Any]:
+        last, done = self.history[-1], self.step - self.rolled_back
+        result: dict[str, Any] = {
+            "test_error": last["test_error"],
+            "test_loss": last["test_loss"],
+            "steps": self.step,
+            "rolled_back": self.rolled_back,
+            "seconds": round(self.seconds, 1),
+            "parameters": sum(parameter.numel() for parameter in self.parameters),
+        }
         if self.compressed:
-            result |= {"rates": self.compressed.rates(self.step - self.dropped), "elements": self.compressed.count()}
-            sent, received = (total / max(1, self.step - self.dropped) for total in self.compressed.traffic)
-            result |= {"sent": sent, "received": received}
-        return finite(result | {"history": self.history})
+            sent, received = (total / max(1, done) for total in self.compressed.traffic)
+            result |= {"frame_ratios": self.compressed.frame_ratios(done), "elements": self.compressed.count()}
+            result |= {"bytes_sent": sent, "bytes_received": received}
+        result["history"] = self.history
+        return {key: without_nan(value) for key, value in result.items()}
 
-    def save(self):
+    def save(self) -> None:
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state(),
             "moments": [moments.kept for moments in self.moments],
             "compressed": self.compressed and self.compressed.state(),
             "step": self.step,
-            "dropped": self.dropped,
+            "rolled_back": self.rolled_back,
             "seconds": self.seconds,
             "history": self.history,
         }
@@ -285,7 +302,7 @@ class Run:
         torch.save(state, partial)
         partial.rename(self.checkpoint)
 
-    def load(self):
+    def load(self) -> None:
         state = torch.load(self.checkpoint, weights_only=False)
         self.model.load_state_dict(state["model"])
         self.optimizer.load(state["optimizer"])
@@ -293,25 +310,30 @@ class Run:
             moments.kept = saved
         if self.compressed:
             self.compressed.load(state["compressed"])
-        self.step, self.dropped = state["step"], state["dropped"]
+        self.step, self.rolled_back = state["step"], state["rolled_back"]
         self.seconds, self.history = state["seconds"], state["history"]
 
 
-def finite(result):
-    """With None for what is not a number: JSON has no word for it."""
+def without_nan(result: Any) -> Any:
+    """Replaces what is not a number by None: JSON has no word for it."""
     if isinstance(result, dict):
-        return {key: finite(value) for key, value in result.items()}
+        return {key: without_nan(value) for key, value in result.items()}
     if isinstance(result, list):
-        return [finite(value) for value in result]
+        return [without_nan(value) for value in result]
     return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
-def dense_average(gradients):
-    return [sum(layer) / len(layer) for layer in zip(*gradients)]
+def arrays(gradients: Gradients) -> list[Any]:
+    """Returns the gradients as arrays that share their memory."""
+    return [gradient.contiguous().numpy() for gradient in gradients]
 
 
-def clipped(gradients, limit):
-    """Scaled down to a norm of at most so much."""
+def dense_average(gradients: Sequence[Gradients]) -> list[Tensor]:
+    return [sum(layer[1:], layer[0]) / len(layer) for layer in zip(*gradients)]
+
+
+def clipped(gradients: Gradients, limit: float | None) -> Gradients:
+    """Scales gradients down to a norm of at most the limit."""
     if limit is None:
         return gradients
     norm = math.hypot(*(gradient.norm().item() for gradient in gradients))
@@ -320,4 +342,4 @@ def clipped(gradients, limit):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(Run(arguments()).train()), flush=True)
+    print(json.dumps(Training(arguments()).train()), flush=True)
