@@ -102,7 +102,8 @@ class Method:
         elif name == "top-k":
             self.model.register_comm_hook(TopK(), top_k_hook)
         elif name in STRATEGIES:
-            self.hook = adacomp.torch.attach(self.model, mode="on", strategy=name)
+            strategy: Any = name
+            self.hook = adacomp.torch.attach(self.model, mode="on", strategy=strategy)
         elif name == "auto":
             self.hook = adacomp.torch.attach(self.model, mode="auto")
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)

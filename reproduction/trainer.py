@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from adacomp import Layout, Learners
+from adacomp.research import Layout, Learners
+from adacomp.research import kind as kind_of
 from adacomp.torch.moments import Moments
-from adacomp.torch.policy import kinds
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -45,7 +45,7 @@ FRAME_BYTES = 36
 CODES = ("rice", "paper", "floor")
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=[*MODELS, *LARGE])
     parser.add_argument("--side", type=int, choices=[32, 224], default=32, help="of the pictures of large models")
@@ -81,7 +81,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--outlier-factor", type=float, default=1e4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="a folder for progress")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.compress == "updates" and options.optimizer != "adam":
         parser.error("--compress updates is for --optimizer adam")
     if options.optimizer == "adam" and options.weight_decay:
@@ -94,7 +94,9 @@ class Compressed:
 
     def __init__(self, model: nn.Module, options: argparse.Namespace) -> None:
         named = list(model.named_parameters())
-        self.kinds = kinds(model, named)
+        modules = dict(model.named_modules())
+        owners = [modules[name.rpartition(".")[0]] for name, _ in named]
+        self.kinds = [kind_of(each.dim(), isinstance(owner, nn.Conv2d)) for (_, each), owner in zip(named, owners)]
         parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, self.kinds)]
         top = f"top-k {options.top_percent}" if options.scheme == "top-k" else None
         soft_threshold = 1.0 if options.scheme == "local-selection" else options.soft_threshold
@@ -115,7 +117,7 @@ class Compressed:
     def exchange(self, gradients: Sequence[Gradients]) -> list[Tensor] | None:
         """Returns the average of what each learner has, or None if one is not finite."""
         for learner, gradient in enumerate(gradients):
-            self.learners.give(learner, arrays(gradient))
+            self.learners.submit(learner, arrays(gradient))
         if self.learners.finish(arrays(self.average)) is not None:
             return None
         self.traffic = [sum(pair) for pair in zip(self.traffic, self.learners.traffic())]
