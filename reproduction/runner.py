@@ -94,6 +94,10 @@ def program_result(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "steps": last["step"],
         "seconds": total["seconds"],
         "bytes_sent": total["bytes_sent"] / last["step"],
-        "frame_ratios": {"rice": total["rate"], "paper": total["paper_rate"], "floor": total["floor_rate"]},
+        "frame_ratios": {
+            "rice": total["frame_ratio"],
+            "paper": total["paper_frame_ratio"],
+            "floor": total["entropy_frame_ratio"],
+        },
         "history": [{key: epoch[key] for key in kept} | {"residual_norm": norm(epoch)} for epoch in epochs.values()],
     }

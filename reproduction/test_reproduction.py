@@ -65,7 +65,7 @@ def test_tables_leave_out_empty_columns() -> None:
 
 
 def test_a_program_that_went_on_has_each_epoch_once() -> None:
-    total = {"seconds": 2.0, "bytes_sent": 80.0, "rate": {}, "paper_rate": {}, "floor_rate": {}}
+    total = {"seconds": 2.0, "bytes_sent": 80.0, "frame_ratio": {}, "paper_frame_ratio": {}, "entropy_frame_ratio": {}}
     line = {"step": 4, "train_loss": 1.0, "test_loss": 1.0, "test_error": 5.0, "total": total}
     line["layers"] = [{"residual_norm": 3.0}, {"residual_norm": None}, {"residual_norm": 4.0}]
     result = program_result([{"run": 1}, line | {"epoch": 1}, line | {"epoch": 1}, line | {"epoch": 2, "step": 8}])
