@@ -11,6 +11,7 @@ mod test;
 use anyhow::Result;
 use clap::Parser;
 use job::Job;
+use std::process::ExitCode;
 
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask", about = "Tests, benchmarks and releases the project")]
@@ -40,8 +41,18 @@ enum Command {
     },
 }
 
-fn main() -> Result<()> {
-    match Command::parse() {
+fn main() -> ExitCode {
+    match run(Command::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
         Command::Test { parts, full } => test::run(&parts, full),
         Command::Bench { quick } => release::bench(&Job::to_terminal()?, quick),
         Command::Release => release::check(&Job::to_terminal()?),
