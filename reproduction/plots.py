@@ -178,13 +178,13 @@ def main(groups: list[Group]) -> str:
         measure = measure_of(run["recipe"])
         unit = f", {measure.unit}" if measure.unit else ""
         panels.append(histories(part, measure.key, f"{run['recipe']}, {run['optimizer']}\n{measure.name}{unit}"))
-    return draw(panels, 4)
+    return draw(panels, 3)
 
 
 def traces(groups: list[Group]) -> str:
     parts = split(groups, "recipe", "side")
     names = [f"{part[0].run['recipe']}, {part[0].run['side']}x{part[0].run['side']}" for part in parts]
-    return draw([histories(part, "train_loss", f"{name}\ntraining loss") for part, name in zip(parts, names)], 4)
+    return draw([histories(part, "train_loss", f"{name}\ntraining loss") for part, name in zip(parts, names)], 2)
 
 
 def adam(groups: list[Group]) -> str:
@@ -192,7 +192,9 @@ def adam(groups: list[Group]) -> str:
     parts = sorted(split(groups, "learning-rate"), key=lambda part: float(part[0].run["learning-rate"]))
     titles = [f"learning rate {part[0].run['learning-rate']}\ntest loss" for part in parts]
     settings = ("compress", "second-moment", "matrix-bin")
-    return draw([histories(part, "test_loss", title, settings) for part, title in zip(parts, titles)], len(parts))
+    return draw(
+        [histories(part, "test_loss", title, settings) for part, title in zip(parts, titles)], 3 if len(parts) == 3 else 2
+    )
 
 
 def schemes(groups: list[Group]) -> str:
@@ -308,8 +310,8 @@ def network_figure(results: NetworkResults) -> str:
     methods = [method for method in METHODS if method != "builtin"]
     colors = {"gather": ADACOMP, "reduce": "#54aeff", "sharded": "#80ccff", "auto": "#0a5fd6"}
     with matplotlib.rc_context(STYLE):
-        figure, grid = subplots(1, len(cases), (3.2, 3.2), 0.25, left=1.0)
-        for axes, (workload, number) in zip(grid, cases):
+        figure, grid = subplots(math.ceil(len(cases) / 2), 2, (3.8, 3.0), 0.25, left=1.0)
+        for at, (axes, (workload, number)) in enumerate(zip(grid, cases)):
             links = results.links(workload, number)
             for row, method in enumerate(reversed(methods)):
                 values = [results.relative(workload, number, link, method) or math.nan for link in links]
@@ -320,7 +322,7 @@ def network_figure(results: NetworkResults) -> str:
             axes.set_xlim(0.006, 3)
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.axvline(1.0, color=GREY, linewidth=1.0)
-            axes.set_yticks(range(len(methods)), list(reversed(methods)) if axes is grid[0] else [""] * len(methods))
+            axes.set_yticks(range(len(methods)), list(reversed(methods)) if at % 2 == 0 else [""] * len(methods))
             axes.set_title(f"{workload}, {number} learners")
             axes.set_xlabel("step time, DDP = 1")
             axes.grid(axis="x", color=FAINT, linewidth=0.6)
