@@ -1,66 +1,61 @@
-//! The project's one test command, and what needs set-up.
+//! `cargo xtask`: the one test command, and what needs set-up.
 
-mod avx512;
-mod chart;
-mod clusters;
-mod document;
-mod experiments;
+mod documents;
 mod fuzz;
-mod machines;
-mod network;
+mod job;
 mod python;
 mod release;
-mod shell;
+mod schedule;
 mod test;
 
+use anyhow::Result;
+use clap::Parser;
+use job::Job;
 use std::process::ExitCode;
 
-const HELP: &str = "\
-cargo xtask COMMAND
-
-  test                    everything that must hold: the one test command
-  bench network [WORDS]   step times over links of several speeds, as root; WORDS such as `mlp 2 1gbit` or `memory` choose;
-                          with methods (`gather none`) it prints only, and `report` writes the document anew
-  experiments [WORDS]     makes what is missing of the studies in experiments/, a run a core, going on where it stopped, and
-                          writes the documents; WORDS such as `main mnist-cnn adam` choose; `list` says what is missing, `report`
-                          only writes, `--check` says whether the documents are what the results give, and `browser` whether
-                          Chromium draws the page of figures
-  fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
-  python                  the Python package alone: style, source distribution, wheel, tests
-  clusters                what docs/clusters.md says, on two machines that are network namespaces, as root
-  release                 licences of the crates that are depended on, and our own as packages
-  avx512                  the kernel tests on an emulated processor with AVX-512";
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask", about = "Tests, benchmarks and releases the project")]
+enum Command {
+    /// Runs everything that must be true before a change lands, or some parts of it
+    Test {
+        /// Parts to run [default: all]
+        #[arg(value_enum)]
+        parts: Vec<test::Part>,
+        /// Add what takes longer: valgrind, fuzzing, clusters, documentation, packages, benchmarks
+        #[arg(long)]
+        full: bool,
+    },
+    /// Runs the benchmarks of the core and of the exchange
+    Bench {
+        /// Only show that they run
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Checks licences of what the crates depend on, and the crates as packages
+    Release,
+    /// Fuzzes one target of fuzz/Cargo.toml
+    Fuzz {
+        target: String,
+        #[arg(default_value_t = 10_000_000)]
+        runs: u64,
+    },
+}
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["test"] => test::all(),
-        ["bench", "network", ref only @ ..] => network::bench(only),
-        ["fuzz", target] => fuzz::run(target, 10_000_000),
-        ["fuzz", target, runs] => match runs.parse() {
-            Ok(runs) => fuzz::run(target, runs),
-            Err(_) => Err(format!("`{runs}` is not a number of runs\n\n{HELP}")),
-        },
-        ["experiments", "list"] => experiments::list(),
-        ["experiments", "report"] => experiments::report(),
-        ["experiments", "--check"] => experiments::check(),
-        ["experiments", "browser"] => experiments::check_in_browser(),
-        ["experiments", ref studies @ ..] => experiments::run(studies),
-        ["clusters"] => clusters::check(),
-        ["python"] => python::test(),
-        ["release"] => release::check(),
-        ["avx512"] => avx512::emulated(),
-        ["help" | "--help" | "-h"] => {
-            println!("{HELP}");
-            Ok(())
-        }
-        _ => Err(HELP.to_owned()),
-    };
-    match result {
+    match run(Command::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Test { parts, full } => test::run(&parts, full),
+        Command::Bench { quick } => release::bench(&Job::to_terminal()?, quick),
+        Command::Release => release::check(&Job::to_terminal()?),
+        Command::Fuzz { target, runs } => fuzz::run(&Job::to_terminal()?, &target, runs),
     }
 }

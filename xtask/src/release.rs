@@ -1,101 +1,49 @@
-//! Whether a release could be made: licences of what our crates depend on, and the crates as packages.
+//! Whether a release could be made, and the benchmarks.
 
-use crate::shell::{Result, cargo, output, run};
-use std::collections::BTreeSet;
-
-/// Licences that what we depend on may have. All let it be used in programs of any licence; MPL-2.0 asks for changes to its own
-/// files only.
-const LICENCES: [&str; 10] = [
-    "0BSD",
-    "Apache-2.0",
-    "Apache-2.0 WITH LLVM-exception",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "ISC",
-    "MIT",
-    "MPL-2.0",
-    "Unicode-3.0",
-    "Zlib",
-];
+use crate::job::{Job, root};
+use anyhow::{Result, ensure};
+use xshell::cmd;
 
 const CRATES: [&str; 4] = ["adacomp", "adacomp-exchange", "adacomp-burn", "adacomp-cli"];
 
-pub(crate) fn check() -> Result {
-    licences()?;
+/// Checks licences and sources of all that users build, and the crates as packages.
+pub(crate) fn check(job: &Job) -> Result<()> {
+    let tools = root().join("target/tools");
+    let deny = tools.join("bin/cargo-deny");
+    if !deny.exists() {
+        job.run(job.cargo().args(["install", "--locked", "--quiet", "cargo-deny", "--root"]).arg(&tools))?;
+    }
+    job.run(cmd!(job.sh, "{deny} --all-features --exclude xtask check licenses bans sources"))?;
     for name in CRATES {
-        let files =
-            output(&mut cargo(&["package", "--locked", "--allow-dirty", "--quiet", "--list", "-p", name]))?;
+        let list = ["package", "--locked", "--allow-dirty", "--quiet", "--list", "-p", name];
+        let files = job.output(job.cargo().args(list))?;
         for file in ["LICENSE-APACHE", "LICENSE-MIT", "README.md"] {
-            if !files.lines().any(|line| line == file) {
-                return Err(format!("the package {name} has no {file}"));
-            }
+            ensure!(files.lines().any(|line| line == file), "the package {name} has no {file}");
         }
     }
     let package = ["package", "--locked", "--allow-dirty", "--quiet"];
-    run(cargo(&package).arg("--no-verify").args(CRATES.iter().flat_map(|name| ["-p", name])))?;
+    let all = CRATES.iter().flat_map(|name| ["-p", name]);
+    job.run(job.cargo().args(package).arg("--no-verify").args(all))?;
     // Built from its package. The others would be built against packages of the same version that cargo keeps from earlier times.
-    run(cargo(&package).args(["-p", CRATES[0]]))
+    job.run(job.cargo().args(package).args(["-p", CRATES[0]]))
 }
 
-/// All that users build, with all features and on all platforms.
-fn licences() -> Result {
-    let tree = ["tree", "--locked", "--workspace", "--exclude", "xtask", "--all-features", "--target", "all"];
-    let format = ["--prefix", "none", "--edges", "normal,build", "--format", "{p}|{l}"];
-    let text = output(cargo(&tree).args(format))?;
-    let packages: BTreeSet<&str> =
-        text.lines().map(|line| line.trim_end_matches(" (*)")).filter(|line| !line.is_empty()).collect();
-    let is_bad = |package: &&&str| package.split_once('|').is_none_or(|(_, licence)| !is_allowed(licence));
-    let bad: Vec<_> = packages.iter().filter(is_bad).copied().collect();
-    if !bad.is_empty() {
-        return Err(format!("licences that are not in xtask/src/release.rs:\n{}", bad.join("\n")));
+/// Runs the benchmarks and checks that they print what they promise. In the short form numbers mean nothing.
+pub(crate) fn bench(job: &Job, quick: bool) -> Result<()> {
+    for (package, bench, keys) in [
+        ("adacomp", "limit", &["op", "kernel", "bin", "len", "ratio_to_limit"][..]),
+        ("adacomp", "wire", &["codec", "density", "bytes", "floor_bytes", "ratio_to_floor"]),
+        ("adacomp-exchange", "traffic", &["strategy", "learners", "bytes_sent", "bytes_received"]),
+    ] {
+        let options = ["bench", "--locked", "-p", package, "--bench", bench, "--", "--json"];
+        let text = job.output(job.cargo_now().args(options).args(quick.then_some("--quick")))?;
+        let lines: Vec<_> = text.lines().filter(|line| line.starts_with('{')).collect();
+        let complete = |line: &str| keys.iter().all(|key| line.contains(&format!("\"{key}\": ")));
+        job.say(&lines.join("\n"))?;
+        ensure!(
+            !lines.is_empty() && lines.iter().all(|line| complete(line)),
+            "bench {bench} does not print all of {keys:?}:\n{text}"
+        );
     }
-    println!("licences: {} packages, all of them allowed", packages.len());
     Ok(())
-}
-
-/// Whether a licence expression can be met with [`LICENCES`]. `AND` binds more than `OR`, and a slash is an old `OR`.
-fn is_allowed(expression: &str) -> bool {
-    let expression = expression.trim();
-    let inner = |part: &str| match part.trim().strip_prefix('(').and_then(|part| part.strip_suffix(')')) {
-        Some(inner) => is_allowed(inner),
-        None => LICENCES.contains(&part.trim()),
-    };
-    let expression = expression.replace('/', " OR ");
-    split(&expression, " OR ").into_iter().any(|choice| split(choice, " AND ").into_iter().all(inner))
-}
-
-/// The parts between a word that is not in parentheses.
-fn split<'a>(expression: &'a str, word: &str) -> Vec<&'a str> {
-    let (mut parts, mut start, mut depth) = (Vec::new(), 0, 0);
-    for (at, character) in expression.char_indices() {
-        match character {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            _ if depth == 0 && at >= start && expression[at..].starts_with(word) => {
-                parts.push(&expression[start..at]);
-                start = at + word.len();
-            }
-            _ => {}
-        }
-    }
-    parts.push(&expression[start..]);
-    parts
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_allowed;
-
-    #[test]
-    fn licences_are_weighed() {
-        for good in
-            ["MIT", "GPL-3.0 OR MIT", "(MIT OR GPL-3.0) AND Zlib", "Unlicense/MIT", "MIT / Apache-2.0"]
-        {
-            assert!(is_allowed(good), "{good}");
-        }
-        for bad in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR Zlib) AND GPL-3.0", "GPL-3.0/AGPL-3.0", "MITX"]
-        {
-            assert!(!is_allowed(bad), "{bad}");
-        }
-    }
 }

@@ -1,0 +1,109 @@
+"""Data as the program has it, from where `adacomp data get` puts it."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy
+import torch
+from torch import Tensor
+
+from reproduction import ROOT
+
+# The readers of the examples.
+sys.path.insert(0, str(ROOT / "python" / "examples"))
+files = importlib.import_module("data")
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Data(Protocol):
+    """Samples for training and for testing."""
+
+    classes: int
+
+    def __len__(self) -> int: ...
+    def begin_epoch(self, random: torch.Generator) -> None: ...
+    def train(self, samples: Tensor, random: torch.Generator) -> Batch: ...
+    def test(self) -> Iterator[Batch]: ...
+
+
+class Pictures:
+    """Pictures and their classes, with each channel's mean and deviation taken out; augmented ones are shifted and mirrored."""
+
+    classes = 10
+
+    def __init__(self, read: Callable[[Path, bool], Batch], folder: Path, augment: bool, side: int | None) -> None:
+        (images, self.labels), (test, self.test_labels) = read(folder, True), read(folder, False)
+        mean, deviation = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), keepdim=True)
+        self.images, self.test_images = (images - mean) / deviation, (test - mean) / deviation
+        # Pictures are enlarged for a model that is made for larger ones.
+        self.augment, self.side = augment, side
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def begin_epoch(self, random: torch.Generator) -> None:
+        pass
+
+    def train(self, samples: Tensor, random: torch.Generator) -> Batch:
+        images = self.images[samples]
+        if self.augment:
+            images = torch.stack([_shifted(image, random) for image in images])
+        return self._sized(images), self.labels[samples]
+
+    def test(self) -> Iterator[Batch]:
+        for images, labels in zip(self.test_images.split(100), self.test_labels.split(100)):
+            yield self._sized(images), labels
+
+    def _sized(self, images: Tensor) -> Tensor:
+        if self.side in (None, images.shape[-1]):
+            return images
+        return torch.nn.functional.interpolate(images, size=(self.side, self.side), mode="bilinear")
+
+
+def _shifted(image: Tensor, random: torch.Generator) -> Tensor:
+    padded = torch.nn.functional.pad(image, (4, 4, 4, 4))
+    x, y, mirror = (int(torch.randint(limit, (), generator=random)) for limit in (9, 9, 2))
+    shifted = padded[:, y : y + image.shape[1], x : x + image.shape[2]]
+    return shifted.flip(2) if mirror else shifted
+
+
+class Text:
+    """Tiny Shakespeare by characters: samples of equal length, of which each epoch cuts others. The last tenth is for testing."""
+
+    def __init__(self, folder: Path, length: int) -> None:
+        characters = numpy.frombuffer((folder / "input.txt").read_bytes(), numpy.uint8)
+        alphabet, tokens = numpy.unique(characters, return_inverse=True)
+        middle = len(tokens) * 9 // 10
+        self.tokens, self.test_tokens = (torch.from_numpy(part) for part in (tokens[:middle], tokens[middle:]))
+        self.length, self.classes = length, len(alphabet)
+        self.offset = 0
+
+    def __len__(self) -> int:
+        # One less than fits, because an epoch may start to cut anywhere within the first.
+        return (len(self.tokens) - 1) // self.length - 1
+
+    def begin_epoch(self, random: torch.Generator) -> None:
+        self.offset = int(torch.randint(self.length, (), generator=random))
+
+    def train(self, samples: Tensor, random: torch.Generator) -> Batch:
+        return self._cut(self.tokens, [self.offset + int(sample) * self.length for sample in samples])
+
+    def test(self) -> Iterator[Batch]:
+        starts = range(0, len(self.test_tokens) - self.length, self.length)
+        for first in range(0, len(starts), 100):
+            yield self._cut(self.test_tokens, list(starts[first : first + 100]))
+
+    def _cut(self, tokens: Tensor, starts: list[int]) -> Batch:
+        rows = torch.stack([tokens[start : start + self.length + 1] for start in starts])
+        return rows[:, :-1], rows[:, 1:]
+
+
+def load(name: str, augment: bool, length: int, side: int | None) -> Data:
+    folder = files.folder_of(name)
+    if name == "shakespeare":
+        return Text(folder, length)
+    return Pictures({"mnist": files.mnist, "cifar10": files.cifar10}[name], folder, augment, side)

@@ -1,0 +1,290 @@
+"""One learner of the network benchmark: step times of what people use now and of AdaComp, side by side over one link.
+
+Started once for each learner by `python -m reproduction network`, which makes the links. All methods take turns, several
+times, so that what else the machine does falls on all of them. Learner 0 prints a line of JSON for each.
+
+With `--memory` it trains with one method and prints the most memory that the process has had: in the first steps, and later.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import adacomp.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from reproduction.network import METHODS, WORKLOADS
+from reproduction.workloads import Workload
+
+# Steps before AdaComp is timed for the first time, or seconds, if these take longer. Residuals fill up meanwhile, and messages
+# get several times shorter.
+TRAINED = 150
+TRAINED_SECONDS = 60.0
+# Steps before a turn, with AdaComp and without; fewer if one takes more than SLOW seconds.
+WARM_UP = {True: 12, False: 3}
+SLOW = 5.0
+VERY_SLOW = 30.0
+
+# PyTorch's setting for the size of the first bucket.
+FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
+
+Line = dict[str, Any]
+STRATEGIES = ["gather", "reduce", "sharded"]
+
+
+class TopK:
+    """The largest 0.1% of each bucket, with error feedback: what people write themselves. Waits in the hook."""
+
+    def __init__(self) -> None:
+        self.residuals: dict[tuple[int, int], Tensor] = {}
+
+    def hook(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        flat = bucket.buffer()
+        key = (bucket.index(), flat.numel())
+        residual = self.residuals.setdefault(key, torch.zeros_like(flat))
+        residual += flat
+        indices = residual.abs().topk(max(1, flat.numel() // 1000)).indices
+        values = residual[indices]
+        residual[indices] = 0
+        learners = dist.get_world_size()
+        all_indices = [torch.empty_like(indices, dtype=torch.int32) for _ in range(learners)]
+        all_values = [torch.empty_like(values) for _ in range(learners)]
+        works = [dist.all_gather(all_indices, indices.int(), async_op=True), dist.all_gather(all_values, values, async_op=True)]
+        for work in works:
+            work.wait()
+        flat.zero_()
+        for indices, values in zip(all_indices, all_values):
+            flat.index_add_(0, indices.long(), values)
+        flat.div_(learners)
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(flat)
+        return future
+
+
+def top_k_hook(state: TopK, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return state.hook(bucket)
+
+
+class Method:
+    """A model and a way to exchange its gradients."""
+
+    def __init__(self, name: str, workload: Workload, states: Path | None = None) -> None:
+        self.name, self.workload, self.decided = name, workload, False
+        torch.manual_seed(0)
+        options: dict[str, Any] = {}
+        if name.startswith("powersgd"):
+            # With several buckets it hangs on Gloo in about half of all runs, because it starts collectives in callbacks.
+            setattr(dist, FIRST_BUCKET, 1 << 40)
+            options["bucket_cap_mb"] = 1 << 20
+        # Learners start from the same seed, and broadcasting would take long on slow links.
+        self.model = DistributedDataParallel(workload.model(), init_sync=False, gradient_as_bucket_view=True, **options)
+        setattr(dist, FIRST_BUCKET, 1 << 20)
+        self.hook: Any = None
+        if name in ("fp16", "bf16"):
+            self.model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
+        elif name.startswith("powersgd"):
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=int(name[-1]), start_powerSGD_iter=2)
+            # Its first steps are dense, which is not what is timed.
+            state.iter = state.start_powerSGD_iter
+            self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif name == "top-k":
+            self.model.register_comm_hook(TopK(), top_k_hook)
+        elif name in STRATEGIES:
+            strategy: Any = name
+            self.hook = adacomp.torch.attach(self.model, mode="on", strategy=strategy)
+        elif name == "auto":
+            self.hook = adacomp.torch.attach(self.model, mode="auto")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.states = states and states / f"{workload.name}-{dist.get_world_size()}-{self.strategy}-{dist.get_rank()}.pt"
+
+    @property
+    def strategy(self) -> str:
+        return "gather" if self.name == "auto" else self.name
+
+    def step(self, generator: torch.Generator) -> None:
+        inputs, labels = self.workload.batch(generator)
+        self.optimizer.zero_grad()
+        with self.model.no_sync() if self.name == "none" else contextlib.nullcontext():
+            outputs = self.model(inputs)
+            cross_entropy(outputs.flatten(0, -2), labels.flatten()).backward()
+        self.optimizer.step()
+
+    def warm_up(self, generator: torch.Generator) -> float:
+        """Trains until buckets are rebuilt, residuals filled and auto mode has decided; returns the last step's seconds."""
+        if self.states:
+            self.train(generator, self.states)
+            self.states = None
+        for _ in range(WARM_UP[self.hook is not None]):
+            start = time.perf_counter()
+            self.step(generator)
+            if agreed(time.perf_counter() - start) > SLOW:
+                break
+        seconds = time.perf_counter() - start
+        if self.name == "auto" and not self.decided:
+            while self.hook.stats()["why"].startswith("trying"):
+                self.step(generator)
+            self.decided = True
+            # The trial has emptied the residuals.
+            return self.train_on(generator, TRAINED_SECONDS / 3)
+        return seconds
+
+    def train_on(self, generator: torch.Generator, limit: float) -> float:
+        """Trains until residuals are filled, or the time is over; returns the last step's seconds."""
+        start = time.perf_counter()
+        for _ in range(TRAINED):
+            before = time.perf_counter()
+            self.step(generator)
+            if agreed(time.perf_counter() - start) > limit:
+                break
+        return time.perf_counter() - before
+
+    def train(self, generator: torch.Generator, states: Path) -> None:
+        """Trains to the state of a training that is under way, which is kept for the next time."""
+        if agreed(not states.exists()) == 0:
+            state = torch.load(states)
+            self.model.module.load_state_dict(state["model"])
+            self.hook.load_state_dict(state["hook"])
+            return
+        if self.name == "auto":
+            return
+        self.train_on(generator, TRAINED_SECONDS)
+        states.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"model": self.model.module.state_dict(), "hook": self.hook.state_dict()}, states)
+
+
+def interface_bytes(interface: str | None) -> int:
+    if interface is None:
+        return 0
+    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
+
+
+def peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def agreed(value: float) -> float:
+    """Returns the largest value of all learners."""
+    tensor = torch.tensor([float(value)], dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.item()
+
+
+def measure(method: Method, generator: torch.Generator, options: argparse.Namespace) -> tuple[list[float], dict[str, float]]:
+    """Returns the times of a block of steps of one method, and what they cost."""
+    seconds = agreed(method.warm_up(generator))
+    # What takes half a minute is the link's doing, and hardly varies.
+    count = max(1 if seconds > VERY_SLOW else 2, min(options.steps, int(options.budget / seconds)))
+    said = method.hook.stats()["bytes_sent"] if method.hook else 0
+    dist.barrier()
+    sent, cpu = interface_bytes(options.interface), time.process_time()
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        method.step(generator)
+        times.append(time.perf_counter() - start)
+    cpu = (time.process_time() - cpu) / count
+    sent = (interface_bytes(options.interface) - sent) / count
+    said = (method.hook.stats()["bytes_sent"] - said) / count if method.hook else 0
+    return times, {"sent": sent, "said": said, "cpu": cpu}
+
+
+def run(workload: Workload, names: list[str], generator: torch.Generator, options: argparse.Namespace) -> Iterator[Line]:
+    """Measures all methods in turn; yields a line for each."""
+    times: dict[str, list[float]] = {name: [] for name in names}
+    costs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    # Its trial takes long, and once decided it need not begin again.
+    auto: Method | None = None
+    for _ in range(options.blocks):
+        for name in names:
+            states = options.states if name in (*STRATEGIES, "auto") else None
+            if name == "auto":
+                method = auto = auto or Method(name, workload, states)
+            else:
+                method = Method(name, workload, states)
+            block, cost = measure(method, generator, options)
+            times[name] += block
+            costs[name].append(cost)
+            if method.hook and name != "auto":
+                method.hook.close()
+            del method
+    for name in names:
+        cost = {key: agreed(statistics.median(entry[key] for entry in costs[name])) for key in ("sent", "said", "cpu")}
+        line = {
+            "workload": workload.name,
+            "parameters": workload.parameters,
+            "learners": dist.get_world_size(),
+            "cores": os.cpu_count(),
+            "method": name,
+            "step_seconds": statistics.median(times[name]),
+            "steps": len(times[name]),
+            "sent_bytes": round(cost["sent"]),
+            "said_bytes": round(cost["said"]),
+            "cpu_seconds": cost["cpu"],
+        }
+        if name == "auto" and auto:
+            line["compressing"] = auto.hook.stats()["compressing"]
+        yield line
+
+
+def memory(workload: Workload, name: str, generator: torch.Generator) -> Iterator[Line]:
+    """Yields the most memory that a learner takes with one method: in its first steps, and when residuals are filled."""
+    method = Method(name, workload)
+    method.warm_up(generator)
+    first = peak_bytes()
+    if method.hook:
+        method.train_on(generator, TRAINED_SECONDS)
+    forget_peak()
+    method.warm_up(generator)
+    yield {
+        "workload": workload.name,
+        "parameters": workload.parameters,
+        "learners": dist.get_world_size(),
+        "method": name,
+        "peak_bytes": round(agreed(first)),
+        "later_peak_bytes": round(agreed(peak_bytes())),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--methods", default=",".join(METHODS), help="which, separated by commas")
+    parser.add_argument("--blocks", type=int, default=3, help="turns of each method")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a turn, at most")
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds of a turn, roughly")
+    parser.add_argument("--interface", help="whose bytes are counted")
+    parser.add_argument("--states", type=Path, help="a folder for states of training that is under way")
+    parser.add_argument("--memory", action="store_true", help="measure the memory of one method instead")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    workload = Workload(options.workload)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    names = options.methods.split(",")
+    lines = memory(workload, names[0], generator) if options.memory else run(workload, names, generator, options)
+    for line in lines:
+        if dist.get_rank() == 0:
+            print(json.dumps(line), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The program's models in PyTorch, for the trainer and for the network benchmark."""
+
+from itertools import pairwise
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+
+def mlp(inputs: int, hidden: list[int], outputs: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in pairwise([inputs, *hidden, outputs]):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *layers[:-1])
+
+
+def cnn(channels: int, side: int, widths: list[int], padding: int, hidden: list[int], outputs: int) -> nn.Module:
+    """Makes convolutions of 5x5, each with a rectifier and pooling by two, then fully-connected layers."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Conv2d(channels, width, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, side = width, (side + 2 * padding - 4) // 2
+    return nn.Sequential(*layers, mlp(channels * side * side, hidden, outputs))
+
+
+class Lstm(nn.Module):
+    def __init__(self, characters: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, layers, batch_first=True)
+        self.top = nn.Linear(hidden, characters)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.top(self.lstm(self.embedding(tokens))[0])
+        return scores
+
+
+class Block(nn.Module):
+    """Attention, then two fully-connected layers, each beside a short cut."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.projections, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, width = x.shape
+        parts = self.projections(self.attention_norm(x)).view(samples, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        x = x + self.output(attended.transpose(1, 2).reshape(samples, length, width))
+        result: Tensor = x + self.narrow(gelu(self.wide(self.norm(x))))
+        return result
+
+
+class Transformer(nn.Module):
+    """A decoder-only transformer with norms before each part, as GPT-2 has them."""
+
+    def __init__(self, characters: int, width: int, heads: int, layers: int, context: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, width)
+        self.positions = nn.Parameter(torch.empty(context, width))
+        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.top = nn.Linear(width, characters, bias=False)
+        # Narrow, so that the first scores are all alike.
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        nn.init.normal_(self.positions, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.top(self.norm(self.blocks(self.embedding(tokens) + self.positions)))
+        return scores
+
+
+def alexnet(side: int, outputs: int) -> nn.Module:
+    if side != 224:
+        raise ValueError(f"AlexNet is for pictures of 224x224, not of {side}x{side}")
+    model: nn.Module = torchvision.models.alexnet(num_classes=outputs)
+    return model
+
+
+def resnet(depth: int, side: int, outputs: int) -> nn.Module:
+    """Makes a ResNet; one for small pictures starts with a convolution of 3x3 and no pooling."""
+    make = {18: torchvision.models.resnet18, 50: torchvision.models.resnet50}[depth]
+    with torch.random.fork_rng(devices=[]):
+        model: nn.Module = make(num_classes=outputs)
+        if side <= 64:
+            model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+            model.maxpool = nn.Identity()
+    # PyTorch's own first weights, as the program and all other models here have them.
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.reset_parameters()
+    return model

@@ -1,0 +1,358 @@
+"""Results as figures: SVG with a transparent background and grey text, to be read on light and on dark pages."""
+
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from reproduction.network import LEARNERS, METHODS, WORKLOADS, NetworkResults
+from reproduction.studies import Group, Results, Study, groups_of, ring_bytes
+from reproduction.tables import CODES, measure_of, seconds
+
+GREY, FAINT = "#7d8590", "#7d859040"
+# Told apart also without colour vision, on white and on black.
+COLORS = ["#8a8f98", "#2f81f7", "#d9603b", "#2da44e", "#bf8700", "#a371f7"]
+DASHES = ["-", "--", ":"]
+ADACOMP = "#2f81f7"
+
+STYLE: Any = {
+    # The same file from the same results.
+    "svg.hashsalt": "adacomp",
+    "svg.fonttype": "none",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.titlecolor": GREY,
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 3.5,
+}
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One coordinate system with its lines, by name."""
+
+    title: str
+    lines: dict[str, Points]
+    x: str = "steps"
+    log_x: bool = False
+    log_y: bool = True
+    # Where ticks of a logarithmic axis of a few values are.
+    x_ticks: Sequence[float] = ()
+
+
+def svg(figure: Figure) -> str:
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def subplots(rows: int, columns: int, cell: tuple[float, float], foot: float, left: float = 0.6) -> tuple[Figure, list[Axes]]:
+    """Makes cells of this size, in inches, above a foot for the legend. All places are fixed, so that files are the same."""
+    width, height = left - 0.6 + columns * cell[0], rows * cell[1] + foot
+    figure = Figure(figsize=(width, height))
+    axes_height = cell[1] - 0.95
+    figure.subplots_adjust(
+        left=left / width,
+        right=1 - 0.15 / width,
+        bottom=(foot + 0.5) / height,
+        top=1 - 0.45 / height,
+        wspace=0.75 / (cell[0] - 0.75),
+        hspace=0.95 / axes_height,
+    )
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def draw(panels: list[Panel], columns: int) -> str:
+    """Draws panels in rows; lines of the same name look the same in all of them."""
+    panels = [panel for panel in panels if any(panel.lines.values())]
+    rows = math.ceil(len(panels) / columns)
+    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
+    legend_rows = math.ceil(len(names) / columns)
+    with matplotlib.rc_context(STYLE):
+        figure, grid = subplots(rows, columns, (3.2, 2.6), 0.2 * legend_rows + 0.1)
+        for at, axes in enumerate(grid):
+            if at < len(panels):
+                fill(axes, panels[at], names)
+            else:
+                axes.remove()
+        handles = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+        figure.legend([handles[name] for name in names], names, loc="lower center", ncols=columns, fontsize=8.5)
+        return svg(figure)
+
+
+def fill(axes: Axes, panel: Panel, names: list[str]) -> None:
+    for name, points in panel.lines.items():
+        number = names.index(name)
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            label=name,
+            color=COLORS[number % len(COLORS)],
+            linestyle=DASHES[number // len(COLORS)],
+            marker="o" if len(points) <= 12 else None,
+        )
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.x)
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.set_xscale("log" if panel.log_x else "linear")
+    axes.set_yscale("log" if panel.log_y else "linear")
+    for axis, logarithmic in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
+        if logarithmic:
+            low, high = axis.get_data_interval()
+            decades = math.log10(high / low) if low > 0 else 1.0
+            axis.set_major_locator(LogLocator(subs=(1.0,) if decades > 2 else (1.0, 2.0, 5.0)))
+            if decades < 0.5:
+                axis.set_major_locator(MaxNLocator(4))
+            axis.set_minor_locator(NullLocator())
+            axis.set_minor_formatter(NullFormatter())
+        else:
+            axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    if panel.x_ticks:
+        axes.set_xticks(list(panel.x_ticks))
+
+
+def short(value: float) -> str:
+    """Returns a number as people write it."""
+    for limit, factor, unit in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / factor:g}{unit}"
+    return f"{value:.4g}"
+
+
+def two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def study_figure(study: Study, results: Results) -> str | None:
+    """Returns the figure of a study, if it has one and something to show."""
+    groups = groups_of(study, results)
+    drawer = STUDIES.get(study.name)
+    return drawer(groups) if drawer and groups else None
+
+
+def histories(groups: Iterable[Group], of: str, title: str, settings: Sequence[str] = ()) -> Panel:
+    """Returns what epochs ended with, a line for each group, named by its scheme and these settings."""
+    lines: dict[str, Points] = {}
+    for group in groups:
+        epochs = [(step, value) for step, value in group.history(of) if value > 0]
+        if epochs:
+            lines[name_of(group, settings)] = epochs
+    return Panel(title, lines)
+
+
+def name_of(group: Group, settings: Sequence[str]) -> str:
+    others = [f"{key} {group.run[key]}" for key in settings if group.run[key] is not None]
+    return ", ".join([group.run["scheme"], *others])
+
+
+def split(groups: list[Group], *keys: str) -> list[list[Group]]:
+    """Returns the groups by the values of these settings."""
+    parts: dict[str, list[Group]] = {}
+    for group in groups:
+        parts.setdefault(str([group.run[key] for key in keys]), []).append(group)
+    return list(parts.values())
+
+
+def main(groups: list[Group]) -> str:
+    panels = []
+    for part in split(groups, "recipe", "optimizer"):
+        run = part[0].run
+        measure = measure_of(run["recipe"])
+        unit = f", {measure.unit}" if measure.unit else ""
+        panels.append(histories(part, measure.key, f"{run['recipe']}, {run['optimizer']}\n{measure.name}{unit}"))
+    return draw(panels, 3)
+
+
+def traces(groups: list[Group]) -> str:
+    parts = split(groups, "recipe", "side")
+    names = [f"{part[0].run['recipe']}, {part[0].run['side']}x{part[0].run['side']}" for part in parts]
+    return draw([histories(part, "train_loss", f"{name}\ntraining loss") for part, name in zip(parts, names)], 2)
+
+
+def adam(groups: list[Group]) -> str:
+    """Draws a panel for each learning rate."""
+    parts = sorted(split(groups, "learning-rate"), key=lambda part: float(part[0].run["learning-rate"]))
+    titles = [f"learning rate {part[0].run['learning-rate']}\ntest loss" for part in parts]
+    settings = ("compress", "second-moment", "matrix-bin")
+    return draw(
+        [histories(part, "test_loss", title, settings) for part, title in zip(parts, titles)], 3 if len(parts) == 3 else 2
+    )
+
+
+def schemes(groups: list[Group]) -> str:
+    return draw([histories(groups, "test_loss", "test loss"), histories(groups, "residual_norm", "norm of residuals")], 2)
+
+
+def outliers(groups: list[Group]) -> str:
+    settings = ("outlier-step", "local-clip", "scale")
+    titles = {"test_error": "test error, %", "residual_norm": "norm of residuals"}
+    return draw([histories(groups, key, title, settings) for key, title in titles.items()], 2)
+
+
+def points(groups: Iterable[Group], x: str, value: Callable[[Group], float | None]) -> Points:
+    found = [(float(group.run[x]), y) for group in groups if group.run[x] is not None and (y := value(group)) is not None]
+    return sorted(found)
+
+
+def error(group: Group) -> float | None:
+    return group.mean("test_error")
+
+
+def received(group: Group) -> float | None:
+    return group.mean("bytes_received")
+
+
+def frame_ratio(code: str, kind: str) -> Callable[[Group], float | None]:
+    return lambda group: group.frame_ratio(code, kind)
+
+
+def learners(groups: list[Group]) -> str:
+    dense = next(group for group in groups if group.run["scheme"] == "dense")
+    numbers = sorted({group.run["learners"] for group in groups})
+    elements = dense.mean("parameters") or 0.0
+    errors: dict[str, Points] = {"dense": [(number, error(dense) or 0.0) for number in (numbers[0], numbers[-1])]}
+    bytes_: dict[str, Points] = {"dense": [(number, ring_bytes(elements, number)) for number in numbers if number > 1]}
+    for strategy in ("gather", "reduce", "sharded"):
+        own = [group for group in groups if group.run["strategy"] == strategy]
+        errors[strategy] = points(own, "learners", error)
+        bytes_[strategy] = [point for point in points(own, "learners", received) if point[1] > 0]
+    return draw(
+        [
+            Panel("test error, %", errors, "learners", True, False, numbers),
+            Panel("bytes received in a step", bytes_, "learners", True, True, numbers[1:]),
+        ],
+        2,
+    )
+
+
+def sweep(groups: list[Group], setting: str, label: str, kind: str, log_x: bool) -> list[Panel]:
+    """Returns the error and the frame ratios over a setting."""
+    ratios = {code: points(groups, setting, frame_ratio(code, kind)) for code in CODES}
+    errors = {"test error": points(groups, setting, error)}
+    ticks = [x for x, _ in errors["test error"]]
+    what = "frame ratio" if kind == "overall" else f"frame ratio, {kind}"
+    return [Panel("test error, %", errors, label, log_x, False, ticks), Panel(what, ratios, label, log_x, True, ticks)]
+
+
+def bins(groups: list[Group]) -> str:
+    conv = [group for group in groups if group.run["matrix-bin"] == 500]
+    matrix = [group for group in groups if group.run["conv-bin"] == 50]
+    panels = sweep(conv, "conv-bin", "elements of a bin, convolutions", "conv", True)
+    return draw(panels + sweep(matrix, "matrix-bin", "elements of a bin, matrices", "matrix", True), 2)
+
+
+def threshold(groups: list[Group]) -> str:
+    return draw(sweep(groups, "soft-threshold", "factor of the soft threshold", "overall", False), 2)
+
+
+def minibatch(groups: list[Group]) -> str:
+    of = {scheme: [group for group in groups if group.run["scheme"] == scheme] for scheme in ("dense", "adacomp")}
+    errors = {scheme: points(own, "minibatch", error) for scheme, own in of.items()}
+    kinds = {"all": "overall", "conv": "conv", "matrix": "matrix"}
+    ratios = {name: points(of["adacomp"], "minibatch", frame_ratio("rice", kind)) for name, kind in kinds.items()}
+    ticks = [x for x, _ in errors["dense"]]
+    label = "samples of a minibatch"
+    return draw(
+        [Panel("test error, %", errors, label, True, True, ticks), Panel("frame ratio", ratios, label, True, True, ticks)], 2
+    )
+
+
+def flat(groups: list[Group]) -> str:
+    """Draws errors over steps, and over bytes."""
+    settings = ("strategy", "owner-divisor")
+    lines: dict[str, Points] = {}
+    for group in groups:
+        ring = ring_bytes(group.mean("parameters") or 0.0, group.run["learners"])
+        lines[name_of(group, settings)] = [(received(group) or ring, error(group) or 0.0)]
+    price = Panel("test error, %, over bytes", lines, "bytes received in a step", True, False)
+    return draw([histories(groups, "test_error", "test error, %", settings), price], 2)
+
+
+STUDIES: dict[str, Callable[[list[Group]], str]] = {
+    "adam": adam,
+    "bins": bins,
+    "flat": flat,
+    "learners": learners,
+    "main": main,
+    "minibatch": minibatch,
+    "outliers": outliers,
+    "schemes": schemes,
+    "threshold": threshold,
+    "traces": traces,
+    "transformer": adam,
+}
+
+MARKERS = {"unshaped": "o", "10gbit": "s", "1gbit": "D", "100mbit": "^", "10mbit": "v"}
+SPEEDS = {"unshaped": "no limit", "10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s", "10mbit": "10 Mbit/s"}
+
+
+def network_figure(results: NetworkResults) -> str:
+    """Draws step times relative to DDP's, a panel for each workload and number of learners, a dot for each method."""
+    cases = [(workload, number) for workload in WORKLOADS for number in LEARNERS if results.links(workload, number)]
+    methods = [method for method in METHODS if method != "builtin"]
+    colors = {"gather": ADACOMP, "reduce": "#54aeff", "sharded": "#80ccff", "auto": "#0a5fd6"}
+    with matplotlib.rc_context(STYLE):
+        figure, grid = subplots(math.ceil(len(cases) / 2), 2, (3.8, 3.0), 0.25, left=1.0)
+        for at, (axes, (workload, number)) in enumerate(zip(grid, cases)):
+            links = results.links(workload, number)
+            for row, method in enumerate(reversed(methods)):
+                values = [results.relative(workload, number, link, method) or math.nan for link in links]
+                axes.plot(values, [row] * len(values), color=FAINT, linewidth=1.0)
+                for link, value in zip(links, values):
+                    axes.plot(value, row, MARKERS[link], color=colors.get(method, GREY), markersize=5, linestyle="none")
+            axes.set_xscale("log")
+            axes.set_xlim(0.006, 3)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.axvline(1.0, color=GREY, linewidth=1.0)
+            axes.set_yticks(range(len(methods)), list(reversed(methods)) if at % 2 == 0 else [""] * len(methods))
+            axes.set_title(f"{workload}, {number} learners")
+            axes.set_xlabel("step time, DDP = 1")
+            axes.grid(axis="x", color=FAINT, linewidth=0.6)
+        handles = [
+            figure.axes[0].plot([], [], marker, color=GREY, label=SPEEDS[link])[0]
+            for link, marker in MARKERS.items()
+            if any(link in results.links(*case) for case in cases)
+        ]
+        figure.legend(handles=handles, loc="lower center", ncols=len(handles))
+        return svg(figure)
+
+
+def step_times_figure(results: NetworkResults) -> str:
+    """Draws how many times faster steps are than DDP's on slow links, for the README."""
+    methods = {"builtin": "DDP", "top-k": "top-k, 0.1%", "powersgd-1": "PowerSGD, rank 1", "auto": "AdaComp"}
+    style = STYLE | {"font.size": 10.5, "axes.titlesize": 12.0}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(8.6, 2.5))
+        figure.subplots_adjust(left=0.175, right=0.995, bottom=0.16, top=0.88, wspace=0.08)
+        for axes, link in zip(figure.subplots(1, 3, sharey=True), ["10gbit", "1gbit", "100mbit"]):
+            times = [results.steps["mlp", 2, link, method]["step_seconds"] for method in methods]
+            faster = [times[0] / time for time in times]
+            bars = axes.barh(list(methods.values()), faster, color=[GREY, "#bf8700", "#d9603b", ADACOMP], height=0.72)
+            labels = [f"{two_digits(ratio)}x  ({seconds(time)})" for ratio, time in zip(faster, times)]
+            axes.bar_label(bars, labels, padding=3)
+            axes.set_xlim(0, max(faster) * 1.75)
+            axes.set_title(SPEEDS[link], loc="left")
+            axes.xaxis.set_visible(False)
+            axes.spines["bottom"].set_visible(False)
+            axes.tick_params(axis="y", length=0)
+        about = "Speed of a training step relative to DDP (one scale a link): 25 million parameters, 2 learners"
+        figure.text(0.5, 0.03, about, ha="center")
+        return svg(figure)

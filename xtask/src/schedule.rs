@@ -1,0 +1,153 @@
+//! Runs steps side by side: one thread a lane, each step with its own log.
+
+use crate::job::{Job, root};
+use anyhow::{Context, Result};
+use std::fs;
+use std::io::Write;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Steps of a lane run one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Downloads, which need no processor.
+    Fetch,
+    Rust,
+    Python,
+}
+
+/// Something that must be true, or be there.
+#[derive(Clone, Copy)]
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) lane: Lane,
+    /// Steps that must have ended well before. They come earlier in the list.
+    pub(crate) needs: &'static [&'static str],
+    pub(crate) run: fn(&Job) -> Result<()>,
+}
+
+pub(crate) const fn step(
+    name: &'static str,
+    lane: Lane,
+    needs: &'static [&'static str],
+    run: fn(&Job) -> Result<()>,
+) -> Step {
+    Step { name, lane, needs, run }
+}
+
+/// How a step has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    Passed,
+    Failed,
+    /// A step that it needs has not passed.
+    Skipped,
+}
+
+/// A step that has ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub(crate) name: &'static str,
+    pub(crate) end: End,
+    pub(crate) time: Duration,
+}
+
+/// Runs all steps; one that fails does not keep others from running, but for those that need it.
+pub(crate) fn run(steps: &[Step]) -> Result<Vec<Ended>> {
+    let logs = root().join("target/test-logs");
+    fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
+    let board = Board { ended: Mutex::new(Vec::new()), changed: Condvar::new() };
+    std::thread::scope(|scope| {
+        for lane in [Lane::Fetch, Lane::Rust, Lane::Python] {
+            let (board, logs) = (&board, &logs);
+            scope.spawn(move || {
+                for step in steps.iter().filter(|step| step.lane == lane) {
+                    let path = logs.join(format!("{}.log", step.name.replace(' ', "-")));
+                    let can_run = board.wait_for(step.needs);
+                    let start = Instant::now();
+                    let end = if can_run {
+                        println!(">> {}", step.name);
+                        let result = Job::to_log(&path).and_then(|job| (step.run)(&job));
+                        show(step.name, &path, result, start.elapsed())
+                    } else {
+                        println!("<< {}: skipped", step.name);
+                        End::Skipped
+                    };
+                    board.add(Ended { name: step.name, end, time: start.elapsed() });
+                }
+            });
+        }
+    });
+    Ok(board.ended.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Prints a step's log once it has ended, in one piece.
+fn show(name: &str, log: &std::path::Path, result: Result<()>, time: Duration) -> End {
+    let mut out = std::io::stdout().lock();
+    let text = fs::read(log).unwrap_or_default();
+    // Nothing can be done about a terminal that is gone.
+    let _ = out.write_all(&text);
+    let (end, word) = match result {
+        Ok(()) => (End::Passed, "ok".to_owned()),
+        Err(error) => (End::Failed, format!("FAILED: {error:#}")),
+    };
+    let _ = writeln!(out, "<< {name}: {} s, {word}\n", time.as_secs());
+    end
+}
+
+/// What has ended so far.
+struct Board {
+    ended: Mutex<Vec<Ended>>,
+    changed: Condvar,
+}
+
+impl Board {
+    /// Waits until these steps have ended; returns whether all have passed.
+    fn wait_for(&self, names: &[&str]) -> bool {
+        let mut ended = self.lock();
+        loop {
+            let ends = names.iter().map(|name| ended.iter().find(|ended| ended.name == *name));
+            let ends: Vec<_> = ends.collect();
+            if ends.iter().flatten().any(|ended| ended.end != End::Passed) {
+                return false;
+            }
+            if ends.iter().all(Option::is_some) {
+                return true;
+            }
+            ended = self.changed.wait(ended).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn add(&self, step: Ended) {
+        self.lock().push(step);
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Ended>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    #[test]
+    fn a_failing_step_hides_only_those_that_need_it() {
+        let steps = [
+            step("schedule one", Lane::Fetch, &[], |_| bail!("wanted")),
+            step("schedule two", Lane::Rust, &["schedule one"], |_| Ok(())),
+            step("schedule three", Lane::Rust, &[], |_| Ok(())),
+            step("schedule four", Lane::Python, &["schedule three"], |_| Ok(())),
+            step("schedule five", Lane::Python, &["schedule two"], |_| Ok(())),
+        ];
+        let ended = run(&steps).unwrap();
+        let end = |name| ended.iter().find(|ended| ended.name == name).unwrap().end.clone();
+        assert_eq!(end("schedule one"), End::Failed);
+        assert_eq!(end("schedule two"), End::Skipped);
+        assert_eq!(end("schedule three"), End::Passed);
+        assert_eq!(end("schedule four"), End::Passed);
+        assert_eq!(end("schedule five"), End::Skipped);
+    }
+}
