@@ -13,11 +13,6 @@ mod selection;
 mod state;
 mod wire;
 
-/// Tests the code in the README of the project.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-mod readme {}
-
 /// What the other crates of this workspace build on. It may change in any release.
 #[doc(hidden)]
 pub mod internal {
