@@ -9,11 +9,7 @@ use std::time::{Duration, Instant};
 const STRATEGIES: [&str; 4] = ["dense", "gather", "reduce", "sharded"];
 
 /// The program that the learners run: `tests/rig/learner.rs`.
-fn learner() -> PathBuf {
-    let tests = std::env::current_exe().expect("the path of this test");
-    let folder = tests.ancestors().nth(2).expect("the target folder");
-    folder.join("examples/learner")
-}
+const LEARNER: &str = env!("CARGO_BIN_EXE_exchange-learner");
 
 /// A folder of this test's own.
 fn scratch(name: &str) -> PathBuf {
@@ -29,13 +25,13 @@ fn mpirun(learners: usize, flags: &[&str], arguments: &[&str]) -> Command {
     command.args(["--kill-after=5", "60", "mpirun", "--allow-run-as-root", "--oversubscribe"]);
     // Learners that wait must leave the cores to those that work.
     command.args(["--mca", "mpi_yield_when_idle", "1"]).args(flags);
-    command.args(["-n", &learners.to_string()]).arg(learner()).arg("mpi").args(arguments);
+    command.args(["-n", &learners.to_string()]).arg(LEARNER).arg("mpi").args(arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 fn local(learners: usize, arguments: &[&str]) -> BTreeSet<String> {
-    let output = Command::new(learner()).args(["threads", &learners.to_string()]).args(arguments).output();
+    let output = Command::new(LEARNER).args(["threads", &learners.to_string()]).args(arguments).output();
     lines(&output.expect("the learner runs"))
 }
 
@@ -258,7 +254,7 @@ fn the_network_carries_what_is_counted() {
              -x ADACOMP_SHOW_TRAFFIC=1 -H 10.77.0.1:1,10.77.0.2:1 -n 2 {} mpi --strategy {strategy} \
              --elements 2000000 --steps 20",
             machines.agent().display(),
-            learner().display()
+            LEARNER
         );
         let mut command = Command::new("timeout");
         command.args([

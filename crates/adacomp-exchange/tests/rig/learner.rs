@@ -1,7 +1,7 @@
 //! The program that `tests/mpi.rs` runs, and ends at awkward moments: steps with made-up gradients, the same on every
 //! transport. Prints a checksum of the last averaged gradient and of each learner's residuals.
 //!
-//! `learner threads 4 --strategy reduce`, or with the feature `mpi` `mpirun -n 4 learner mpi --strategy reduce`.
+//! `exchange-learner threads 4 --strategy reduce` or `mpirun -n 4 exchange-learner mpi --strategy reduce`.
 
 use adacomp::{Gradient, Outcome, Parameter, Policy};
 use adacomp_exchange::{
@@ -89,7 +89,6 @@ fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error + Send + Syn
             let steps = |strategy| threads.run(|transport| steps(transport, strategy, settings).map(drop));
             settings.strategies.iter().flat_map(|&strategy| steps(strategy)).collect()
         }
-        #[cfg(feature = "mpi")]
         "mpi" => {
             let mut transport = adacomp_exchange::Mpi::start(settings.timeout)?;
             for &strategy in &settings.strategies {
@@ -97,7 +96,7 @@ fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error + Send + Syn
             }
             Ok(())
         }
-        other => Err(format!("unknown transport `{other}`, or built without it").into()),
+        other => Err(format!("unknown transport `{other}`").into()),
     }
 }
 
