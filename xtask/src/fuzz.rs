@@ -13,14 +13,25 @@ const FLAGS: &str = "-Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-trace-compares \
     -Ccodegen-units=1 --cfg fuzzing";
 
+/// The targets, and the length of their longest inputs: frames and gradients, or a script of edits to something valid.
+const TARGETS: [(&str, u32); 6] = [
+    ("decode", 4096),
+    ("roundtrip", 4096),
+    ("messages", 128),
+    ("verdicts", 128),
+    ("sums", 128),
+    ("state", 128),
+];
+
 /// Golden frames by the number that the `decode` target picks their policy with.
 const SEEDS: [&str; 5] = ["adacomp", "top-k", "half", "dense", "local-selection"];
 
-/// Runs a target so many times, from what earlier runs have found.
+/// Runs a target this many times, from what earlier runs have found.
 pub(crate) fn run(target: &str, runs: u64) -> Result {
-    if !["decode", "roundtrip"].contains(&target) {
-        return Err(format!("no fuzz target `{target}`: there are decode and roundtrip"));
-    }
+    let Some((_, longest)) = TARGETS.into_iter().find(|(name, _)| *name == target) else {
+        let names = TARGETS.map(|(name, _)| name).join(", ");
+        return Err(format!("no fuzz target `{target}`: there are {names}"));
+    };
     install("c++", &["g++"])?;
     let mut build = cargo(&["build", "--release", "--locked", "--target", TARGET]);
     run_command(build.current_dir(root().join("fuzz")).env("RUSTFLAGS", FLAGS))?;
@@ -38,7 +49,8 @@ pub(crate) fn run(target: &str, runs: u64) -> Result {
     let mut fuzzer = command("timeout", &["--kill-after=10", "3600"]);
     fuzzer.arg(binary).arg(&corpus).arg(format!("-runs={runs}"));
     fuzzer.arg(format!("-artifact_prefix={}/", artifacts.display()));
-    run_command(fuzzer.args(["-max_len=4096", "-timeout=10", "-verbosity=0", "-print_final_stats=1"]))
+    fuzzer.arg(format!("-max_len={longest}"));
+    run_command(fuzzer.args(["-timeout=10", "-verbosity=0", "-print_final_stats=1"]))
 }
 
 /// Valid frames to start from.

@@ -25,7 +25,8 @@ cargo xtask COMMAND
                           writes the documents; WORDS such as `main mnist-cnn adam` choose; `list` says what is missing, `report`
                           only writes, `--check` says whether the documents are what the results give, and `browser` whether
                           Chromium draws the page of figures
-  fuzz TARGET [RUNS]      fuzz one target (decode or roundtrip), 10000000 runs unless told
+  fuzz TARGET [RUNS]      fuzz one target (decode, roundtrip, messages, verdicts, sums or state), 10000000 runs by
+                          default
   python                  the Python package alone: style, source distribution, wheel, tests
   clusters                what docs/clusters.md says, on two machines that are network namespaces, as root
   release                 licences of the crates that are depended on, and our own as packages
