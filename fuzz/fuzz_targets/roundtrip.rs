@@ -14,8 +14,9 @@ fuzz_target!(|data: &[u8]| {
     let (first, second) = values.split_at(values.len() / 2);
     let second = &second[..first.len()];
 
-    let policy =
-        Policy::adacomp().for_name("*", Treatment::Bins(bin)).soft_threshold(1.0 + f32::from(factor % 5) / 2.0);
+    let policy = Policy::adacomp()
+        .for_name("*", Treatment::Bins(bin))
+        .soft_threshold(1.0 + f32::from(factor % 5) / 2.0);
     let layout = Arc::new(policy.layout([Parameter::new("weight", &[first.len()])]).unwrap());
     let mut compressors: Vec<_> =
         Kernel::all().into_iter().map(|kernel| Compressor::new(layout.clone()).with_kernel(kernel)).collect();

@@ -2,20 +2,20 @@
 
 use crate::buffers::bytes;
 use crate::refused;
-use adacomp_exchange::{Incoming, Outgoing, Transport, TransportError};
+use adacomp_exchange::{Messages, Transport, TransportError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Carries bytes by calling a Python object, which has `learner`, `learners`, `start_all_gather(bytes)`, `start_all_to_all(list of
-/// bytes)`, and `finish()`, which gives the messages of all learners of the oldest round.
+/// Moves bytes by calling a Python object, which has `learner`, `learners`, `start_all_gather(bytes)`, `start_all_to_all(list of
+/// bytes)`, and `finish()`, which returns the messages of all learners of the oldest round.
 pub(crate) struct Bridge {
     python: Py<PyAny>,
     learner: usize,
     learners: usize,
-    /// Whether the rounds under way are to all, oldest first.
+    /// Whether the rounds under way are all-gathers, oldest first.
     under_way: VecDeque<bool>,
 }
 
@@ -39,16 +39,16 @@ impl Transport for Bridge {
         self.learner..self.learner + 1
     }
 
-    fn start(&mut self, outgoing: Outgoing) -> Result<(), TransportError> {
+    fn start(&mut self, outgoing: Messages) -> Result<(), TransportError> {
         // Messages are long, so each goes before the next copy of it is made.
         let started = Python::attach(|py| match outgoing {
-            Outgoing::AllGather(messages) => {
+            Messages::AllGather(messages) => {
                 self.under_way.push_back(true);
                 let message = PyBytes::new(py, &messages[0]);
                 drop(messages);
                 self.python.call_method1(py, "start_all_gather", (message,))
             }
-            Outgoing::AllToAll(messages) => {
+            Messages::AllToAll(messages) => {
                 self.under_way.push_back(false);
                 let copied: Vec<_> = messages[0].iter().map(|message| PyBytes::new(py, message)).collect();
                 drop(messages);
@@ -58,7 +58,7 @@ impl Transport for Bridge {
         started.map(drop).map_err(transport)
     }
 
-    fn finish(&mut self) -> Result<Incoming, TransportError> {
+    fn finish(&mut self) -> Result<Messages, TransportError> {
         let all_gather = self.under_way.pop_front().ok_or(TransportError::NotStarted)?;
         let messages = Python::attach(|py| {
             let messages = self.python.call_method0(py, "finish")?;
@@ -67,8 +67,8 @@ impl Transport for Bridge {
         });
         let messages = messages.map_err(transport)?;
         Ok(match all_gather {
-            true => Incoming::AllGather(messages.into_iter().map(Arc::new).collect()),
-            false => Incoming::AllToAll(vec![messages]),
+            true => Messages::AllGather(messages.into_iter().map(Arc::new).collect()),
+            false => Messages::AllToAll(vec![messages]),
         })
     }
 }

@@ -3,7 +3,7 @@
 use crate::buffers::Floats;
 use crate::refused;
 use adacomp::Layout;
-use adacomp_exchange::Protocol;
+use adacomp_exchange::GroupAverage;
 use pyo3::prelude::*;
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A bucket of the gradients of these layers, one after the other.
+    /// Returns a bucket of the gradients of these layers, one after the other.
     pub(crate) fn new(values: Floats, layout: &Layout, layers: &[usize]) -> PyResult<Self> {
         let parts = parts(layout, layers)?;
         let (actual, expected) = (values.len(), parts.iter().map(|(_, part)| part.len()).sum::<usize>());
@@ -27,19 +27,18 @@ impl Bucket {
         Ok(Self { values, parts })
     }
 
-    /// Writes the average of a group. Whether it fits the bucket's format.
+    /// Writes the average of the bucket's group. Returns whether it fits the bucket's format.
     pub(crate) fn write(
         &mut self,
-        protocol: &mut Protocol,
-        group: usize,
+        average: GroupAverage<'_>,
         loss_scale: f32,
         scratch: &mut Vec<f32>,
     ) -> bool {
-        let whole = 0..self.values.len();
+        let all = 0..self.values.len();
         // By place in the bucket, to cut it into slices, then by layer, as the group has them.
         let mut by_place: Vec<_> = self.parts.iter().cloned().enumerate().collect();
         by_place.sort_by_key(|(_, (_, part))| part.start);
-        let fits = self.values.write(whole.clone(), scratch, |mut rest| {
+        let fits = self.values.write(all.clone(), scratch, |mut rest| {
             let mut slices: Vec<(usize, &mut [f32])> = Vec::new();
             for (position, (_, part)) in &by_place {
                 let (slice, after) = rest.split_at_mut(part.len());
@@ -48,16 +47,16 @@ impl Bucket {
             }
             slices.sort_by_key(|(position, _)| *position);
             let mut slices: Vec<&mut [f32]> = slices.into_iter().map(|(_, slice)| slice).collect();
-            protocol.write(group, &mut slices);
+            average.write(&mut slices);
             if loss_scale != 1.0 {
                 slices.iter_mut().flat_map(|slice| slice.iter_mut()).for_each(|value| *value *= loss_scale);
             }
         });
-        fits && (loss_scale == 1.0 || self.values.gradient(whole).is_finite())
+        fits && (loss_scale == 1.0 || self.values.gradient(all).is_finite())
     }
 }
 
-/// The parts of a bucket of these layers, which are in the bucket's order.
+/// Returns the parts of a bucket of these layers, which are in the bucket's order.
 pub(crate) fn parts(layout: &Layout, layers: &[usize]) -> PyResult<Parts> {
     let mut start = 0;
     let part = |&layer: &usize| {
@@ -73,7 +72,7 @@ pub(crate) fn parts(layout: &Layout, layers: &[usize]) -> PyResult<Parts> {
     Ok(parts)
 }
 
-/// The layers that have these parts.
+/// Returns the layers that have these parts.
 pub(crate) fn layers(parts: &Parts) -> Vec<usize> {
     parts.iter().map(|(layer, _)| *layer).collect()
 }

@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use crate::saved::{Arrays, file, tensors};
 use crate::{ExchangeError, refused};
 use adacomp::{Compressor, Outcome, SavedBy, Selected, UnknownName};
-use adacomp_exchange::{LearnerState, Options, Strategy, Transport, Writing};
+use adacomp_exchange::{GroupAverage, LearnerState, Options, SendVerdict, Strategy, Transport};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -16,7 +16,7 @@ pub(crate) fn read_strategy(name: &str) -> PyResult<Strategy> {
     name.parse().map_err(refused::<UnknownName>)
 }
 
-/// The learner whose gradient is not finite, if the step was dropped for that.
+/// Returns the learner whose gradient is not finite, if the step was dropped for that.
 pub(crate) fn non_finite(outcome: Outcome) -> Option<usize> {
     match outcome {
         Outcome::Averaged => None,
@@ -48,38 +48,34 @@ impl Exchange {
         transport: Py<PyAny>,
         threads: usize,
     ) -> PyResult<Self> {
-        let strategy = read_strategy(strategy)?;
+        let options = Options { codec: read_codec(codec)?, threads, ..read_strategy(strategy)?.into() };
         let bridge = Bridge::new(py, transport)?;
         let learner = bridge.hosted().start;
-        let options = Options { codec: read_codec(codec)?, ..Options::from(strategy) };
         let layout = layout.0.clone();
         let exchange =
             py.detach(|| adacomp_exchange::Exchange::new(bridge, layout, options)).map_err(failed)?;
-        let mut exchange = Self { exchange, learner, loss_scale: 1.0, scratch: Vec::new() };
-        let compressor = exchange.compressor();
-        *compressor = Compressor::new(compressor.layout().clone()).with_threads(threads);
-        Ok(exchange)
+        Ok(Self { exchange, learner, loss_scale: 1.0, scratch: Vec::new() })
     }
 
-    /// The step that is next or going on.
+    /// The number of the step that is next or going on.
     #[getter]
-    fn step(&mut self) -> u64 {
-        self.exchange.protocol().step()
+    fn step(&self) -> u64 {
+        self.exchange.step()
     }
 
-    /// Gradients are divided by this, and averages multiplied, so that residuals do not depend on it.
+    /// Sets what gradients are divided by, and averages multiplied, so that residuals do not depend on it.
     fn set_loss_scale(&mut self, scale: f32) -> PyResult<()> {
         self.compressor().set_inverse_loss_scale(1.0 / scale).map_err(refused)?;
         self.loss_scale = scale;
         Ok(())
     }
 
-    /// Has parameters whose gradient is zero everywhere send nothing and keep their residual.
+    /// Makes parameters whose gradient is zero everywhere send nothing and keep their residual.
     fn set_skip_unused(&mut self, skip: bool) {
-        self.exchange.protocol().set_skip_unused(skip);
+        self.exchange.set_skip_unused(skip);
     }
 
-    /// Compresses a bucket, the gradients of these parameters one after the other, and has it on its way.
+    /// Compresses a bucket, the gradients of these parameters one after the other, and starts its first round.
     fn submit(&mut self, py: Python<'_>, bucket: &Bound<'_, PyAny>, layers: Vec<usize>) -> PyResult<()> {
         let Bucket { values, parts } = Bucket::new(Floats::get(bucket)?, self.layout(), &layers)?;
         py.detach(|| {
@@ -92,20 +88,20 @@ impl Exchange {
         .map_err(failed)
     }
 
-    /// Begins a bucket of parameters that are given one by one.
+    /// Begins a bucket of parameters that are submitted one by one.
     fn begin(&mut self, layers: Vec<usize>) -> PyResult<()> {
         let parts = bucket::parts(self.layout(), &layers)?;
         self.exchange.begin_group(&bucket::layers(&parts)).map(drop).map_err(failed)
     }
 
-    /// Gives one parameter of such a bucket.
+    /// Submits one parameter of such a bucket.
     fn submit_layer(&mut self, py: Python<'_>, layer: usize, gradient: &Bound<'_, PyAny>) -> PyResult<()> {
         let gradient = Floats::get(gradient)?;
-        let (learner, whole) = (self.learner, 0..gradient.len());
-        py.detach(|| self.exchange.submit(learner, layer, gradient.gradient(whole))).map_err(failed)
+        let (learner, all) = (self.learner, 0..gradient.len());
+        py.detach(|| self.exchange.submit(learner, layer, gradient.gradient(all))).map_err(failed)
     }
 
-    /// Gives what was selected of one parameter of such a bucket on another device: bin maxima (float32), and for each selected
+    /// Submits what was selected of one parameter of such a bucket on another device: bin maxima (float32), and for each selected
     /// element twice its index, plus one if it is negative (int32), ascending.
     fn submit_selection(
         &mut self,
@@ -122,8 +118,8 @@ impl Exchange {
     }
 
     /// Ends the step: waits for all learners and writes the averaged gradient into the buckets, in the order in which they were
-    /// given. None if it did; otherwise the number of a learner whose gradient is not finite, and what is in the buckets counts
-    /// for nothing.
+    /// submitted. Returns None if it did; otherwise the number of a learner whose gradient is not finite, and what is in the
+    /// buckets does not count.
     fn finish(
         &mut self,
         py: Python<'_>,
@@ -133,29 +129,25 @@ impl Exchange {
         let bucket =
             |(bucket, layers): &(_, Vec<usize>)| Bucket::new(Floats::get_mut(bucket)?, layout, layers);
         let mut buckets = buckets.iter().map(bucket).collect::<PyResult<Vec<_>>>()?;
-        let protocol = self.exchange.protocol();
-        let is_group =
-            |(group, bucket): (usize, &Bucket)| protocol.layers(group) == bucket::layers(&bucket.parts);
-        if buckets.len() != protocol.groups() || !buckets.iter().enumerate().all(is_group) {
+        if !self.exchange.groups().eq(buckets.iter().map(|bucket| bucket::layers(&bucket.parts))) {
             return Err(refused("not all buckets of the step, as they were given"));
         }
         let (scratch, loss_scale) = (&mut self.scratch, self.loss_scale);
-        let writing = match loss_scale == 1.0 && buckets.iter().all(|bucket| bucket.values.f32().is_ok()) {
-            true => Writing::Sure,
-            false => Writing::MayBeRefused,
+        // An average always fits f32.
+        let verdict = match loss_scale == 1.0 && buckets.iter().all(|bucket| bucket.values.f32().is_ok()) {
+            true => SendVerdict::BeforeWriting,
+            false => SendVerdict::AfterWriting,
         };
         let outcome = py.detach(|| {
-            self.exchange.finish_with(writing, |protocol, group| {
-                if !buckets[group].write(protocol, group, loss_scale, scratch) {
-                    protocol.reject_average();
-                }
-            })
+            let write =
+                |average: GroupAverage<'_>| buckets[average.group()].write(average, loss_scale, scratch);
+            self.exchange.finish_with(verdict, write)
         });
         Ok(non_finite(outcome.map_err(failed)?))
     }
 
-    /// Adds residuals to a bucket's gradients, for a dense step by other means. False if they are not finite. With `skip_unused`,
-    /// parameters whose gradient is zero everywhere keep what they have; whether there is any, is the second.
+    /// Adds residuals to a bucket's gradients, for a dense step by other means. Returns whether they are finite. With
+    /// `skip_unused`, parameters whose gradient is zero everywhere keep what they have; the second says whether there is any.
     fn add_residuals(
         &mut self,
         py: Python<'_>,
@@ -165,22 +157,22 @@ impl Exchange {
     ) -> PyResult<(bool, bool)> {
         let Bucket { mut values, parts } = Bucket::new(Floats::get_mut(bucket)?, self.layout(), &layers)?;
         let (learner, loss_scale) = (self.learner, self.loss_scale);
-        let (protocol, scratch) = (self.exchange.protocol(), &mut self.scratch);
+        let (exchange, scratch) = (&mut self.exchange, &mut self.scratch);
         py.detach(|| {
-            let (mut good, mut keeps, mut whole) = (true, false, Vec::new());
+            let (mut good, mut keeps, mut dense) = (true, false, Vec::new());
             for (layer, part) in parts {
-                if !protocol.layout()[layer].treatment.selects() {
+                if !exchange.layout()[layer].treatment.selects() {
                     continue;
                 }
                 let gradient = values.gradient(part.clone());
                 if skip_unused && gradient.is_zero() {
-                    keeps |= protocol.keeps(learner, layer);
+                    keeps |= exchange.keeps(learner, layer);
                     continue;
                 }
-                whole.resize(part.len(), 0.0);
-                if protocol.flush(learner, layer, gradient, &mut whole)? {
+                dense.resize(part.len(), 0.0);
+                if exchange.flush_layer(learner, layer, gradient, &mut dense)? {
                     good &= values.write(part, scratch, |output| {
-                        output.iter_mut().zip(&whole).for_each(|(value, sum)| *value = sum * loss_scale);
+                        output.iter_mut().zip(&dense).for_each(|(value, sum)| *value = sum * loss_scale);
                     });
                 } else {
                     good = false;
@@ -193,20 +185,20 @@ impl Exchange {
 
     /// Ends such a step: what has arrived everywhere leaves the residuals.
     fn end_elsewhere(&mut self, py: Python<'_>, arrived: bool) -> PyResult<()> {
-        py.detach(|| self.exchange.protocol().end_elsewhere(arrived)).map_err(failed)
+        py.detach(|| self.exchange.end_flush(arrived)).map_err(failed)
     }
 
-    /// A copy of a parameter's residual, or None if it is sent whole.
+    /// Returns a copy of a parameter's residual, or None if it is sent dense.
     fn residual<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
         check_layer(self.layout(), layer)?;
         self.compressor().residual(layer).map(|values| f32_array(py, values)).transpose()
     }
 
-    /// What the learner keeps of a parameter, such that the mean over learners counts: an owner's values are of the average.
+    /// Returns what the learner keeps of a parameter, such that the mean over learners counts: an owner's values are of the average.
     fn kept<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
         check_layer(self.layout(), layer)?;
         let learner = self.learner;
-        self.exchange.protocol().kept(learner, layer).map(|values| f32_array(py, &values)).transpose()
+        self.exchange.kept(learner, layer).map(|values| f32_array(py, &values)).transpose()
     }
 
     /// Replaces a parameter's residual.
@@ -224,9 +216,9 @@ impl Exchange {
         Ok(())
     }
 
-    /// What the learner keeps: its residuals by name, what it keeps as an owner by name, and a text that says who saved it.
+    /// Returns what the learner keeps: its residuals by name, what it keeps as an owner by name, and a text that says who saved it.
     fn save<'py>(&mut self, py: Python<'py>) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>, String)> {
-        let state = py.detach(|| self.exchange.protocol().save()).map_err(failed)?.remove(0);
+        let state = py.detach(|| self.exchange.save()).map_err(failed)?.remove(0);
         let (residuals, text) = tensors(py, &state.residuals)?;
         let owner = state
             .owner
@@ -234,7 +226,7 @@ impl Exchange {
         Ok((residuals, owner, text))
     }
 
-    /// The text that a state would have that some learner, of so many, has saved at this step.
+    /// Returns the text of a state that this learner of `learners` has saved at this step.
     fn saved_by(&mut self, learner: usize, learners: usize) -> String {
         SavedBy { learner, learners, step: self.step() }.to_string()
     }
@@ -246,10 +238,10 @@ impl Exchange {
             Ok(LearnerState { residuals: file(&residuals, &text)?, owner })
         });
         let states = states.collect::<PyResult<Vec<_>>>()?;
-        py.detach(|| self.exchange.protocol().load(&states)).map_err(refused)
+        py.detach(|| self.exchange.load(&states)).map_err(refused)
     }
 
-    /// For each parameter name what it sent in the last step.
+    /// Returns for each parameter name what it sent in the last step.
     fn statistics<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
         let traffic = self.exchange.traffic(self.learner).cloned().unwrap_or_default();
@@ -262,13 +254,13 @@ impl Exchange {
         Ok(all)
     }
 
-    /// The scale that a parameter was sent as in the last step.
+    /// Returns the scale that a parameter was sent as in the last step.
     fn scale(&mut self, layer: usize) -> PyResult<f32> {
         check_layer(self.layout(), layer)?;
         Ok(self.compressor().layer_statistics(layer).scale)
     }
 
-    /// Where the time of the last step went: compress, encode, wait, decode.
+    /// Returns where the time of the last step went: compress, encode, wait, decode.
     fn seconds(&self) -> (f64, f64, f64, f64) {
         let seconds = self.exchange.seconds();
         (seconds.compress, seconds.encode, seconds.wait, seconds.decode)
@@ -276,11 +268,11 @@ impl Exchange {
 }
 
 impl Exchange {
-    fn layout(&mut self) -> &adacomp::Layout {
-        self.exchange.protocol().layout()
+    fn layout(&self) -> &adacomp::Layout {
+        self.exchange.layout()
     }
 
     fn compressor(&mut self) -> &mut Compressor {
-        self.exchange.protocol().compressor(self.learner).expect("the learner that is hosted here")
+        self.exchange.compressor(self.learner).expect("the learner that is hosted here")
     }
 }

@@ -6,14 +6,10 @@ use crate::exchange::{failed, non_finite, read_strategy};
 use crate::layout::Layout;
 use crate::refused;
 use adacomp::{Codec, Treatment, entropy_bytes, section_bytes};
-use adacomp_exchange::{Exchange, LearnerState, Local, Options, local};
+use adacomp_exchange::{Exchange, LearnerState, Local, Options, Transport};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::num::NonZeroU32;
-use std::time::Duration;
-
-/// Nobody else is waited for, so it is never reached.
-const LIMIT: Duration = Duration::from_secs(60);
 
 type File<'py> = Bound<'py, PyBytes>;
 
@@ -36,18 +32,15 @@ impl Learners {
         if learners == 0 {
             return Err(refused("no learners; expected 1 or more"));
         }
-        let options =
-            Options { codec: read_codec(codec)?, owner_divisor, ..Options::from(read_strategy(strategy)?) };
-        let alone = local(learners, 1, LIMIT).remove(0);
-        Exchange::new(alone, layout.0.clone(), options).map(Self).map_err(failed)
+        let options = Options { codec: read_codec(codec)?, owner_divisor, ..read_strategy(strategy)?.into() };
+        Exchange::new(Local::alone(learners), layout.0.clone(), options).map(Self).map_err(failed)
     }
 
     /// Compresses the gradients of a learner: a buffer for each parameter, in the layout's order.
     fn submit(&mut self, py: Python<'_>, learner: usize, gradients: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let gradients = gradients.iter().map(Floats::get).collect::<PyResult<Vec<_>>>()?;
-        let protocol = self.0.protocol();
-        if learner >= protocol.learners() || gradients.len() != protocol.layout().len() {
-            let (learners, layers) = (protocol.learners(), protocol.layout().len());
+        let (learners, layers) = (self.0.transport().learners(), self.0.layout().len());
+        if learner >= learners || gradients.len() != layers {
             return Err(refused(format!(
                 "learner {learner} gives {} gradients; there are {learners} learners and {layers} parameters",
                 gradients.len()
@@ -61,7 +54,7 @@ impl Learners {
         .map_err(failed)
     }
 
-    /// Ends the step, which all learners have given: writes the averaged gradient into a float32 buffer for each parameter. None
+    /// Ends the step, for which all learners have submitted: writes the averaged gradient into a float32 buffer for each parameter. Returns None
     /// if it did; otherwise the number of a learner whose gradient is not finite, and the step is dropped.
     fn finish(&mut self, py: Python<'_>, output: Vec<Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
         let mut output = output.iter().map(Floats::get_mut).collect::<PyResult<Vec<_>>>()?;
@@ -69,24 +62,23 @@ impl Learners {
         py.detach(|| self.0.finish(&mut slices)).map(non_finite).map_err(failed)
     }
 
-    /// Bytes that a learner sent and received in the last step, on average over learners.
+    /// Returns the bytes that a learner sent and received in the last step, on average over learners.
     fn traffic(&mut self) -> (f64, f64) {
-        let learners = self.0.protocol().learners();
+        let learners = self.0.transport().learners();
         let all = (0..learners).filter_map(|learner| self.0.traffic(learner));
         let (sent, received) =
             all.fold((0, 0), |(sent, received), traffic| (sent + traffic.sent, received + traffic.received));
         (sent as f64 / learners as f64, received as f64 / learners as f64)
     }
 
-    /// What one learner's frame of the last step took, on average over learners: for each parameter name a dict of the number of
-    /// selected elements, bytes with each code, and those of their entropy. For what is sent whole all
+    /// Returns what one learner's frame of the last step took, on average over learners: for each parameter name a dict of the number of
+    /// selected elements, bytes with each code, and those of their entropy. For what is sent dense all
     /// are the same. It is of frames, so for `gather`; other strategies send other messages.
     fn sizes<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let protocol = self.0.protocol();
-        let (layout, learners) = (protocol.layout().clone(), protocol.learners());
+        let (layout, learners) = (self.0.layout().clone(), self.0.transport().learners());
         let mut sums = vec![[0.0; 4]; layout.len()];
         for learner in 0..learners {
-            let Some(compressor) = protocol.compressor(learner) else { continue };
+            let Some(compressor) = self.0.compressor(learner) else { continue };
             for (layer, sums) in sums.iter_mut().enumerate() {
                 let statistics = compressor.layer_statistics(layer);
                 let coded = |codec| {
@@ -94,14 +86,14 @@ impl Learners {
                     Some(section_bytes(&layout, layer, packet, codec) as f64)
                 };
                 let bytes = if layout[layer].treatment == Treatment::Half { 2.0 } else { 4.0 };
-                let whole = bytes * statistics.elements as f64;
+                let dense = bytes * statistics.elements as f64;
                 let (sizes, selects) = match (coded(Codec::Rice), coded(Codec::Paper)) {
                     (Some(rice), Some(paper)) => {
                         let floor = entropy_bytes(statistics.elements, statistics.selected);
                         ([rice, paper, floor], true)
                     }
                     _ if layout[layer].treatment.selects() => ([0.0; 3], true),
-                    _ => ([whole; 3], false),
+                    _ => ([dense; 3], false),
                 };
                 let selected = if selects { statistics.selected as f64 } else { 0.0 };
                 let [rice, paper, floor] = sizes;
@@ -120,20 +112,19 @@ impl Learners {
         Ok(all)
     }
 
-    /// The Euclidean norm of a learner's residual of each parameter; None for what is sent whole. A pass over memory.
+    /// Returns the Euclidean norm of a learner's residual of each parameter; None for what is sent dense. A pass over memory.
     #[pyo3(signature = (learner = 0))]
     fn residual_norms(&mut self, py: Python<'_>, learner: usize) -> PyResult<Vec<Option<f64>>> {
-        let protocol = self.0.protocol();
-        let layers = protocol.layout().len();
+        let layers = self.0.layout().len();
         let compressor =
-            protocol.compressor(learner).ok_or_else(|| refused(format!("there is no learner {learner}")))?;
+            self.0.compressor(learner).ok_or_else(|| refused(format!("there is no learner {learner}")))?;
         let norm = |layer| compressor.residual_statistics(layer).map(|residual| residual.norm);
         Ok(py.detach(|| (0..layers).map(norm).collect()))
     }
 
-    /// What each learner keeps: its residuals, and if it is an owner what it keeps as such, as safetensors files.
+    /// Returns what each learner keeps: its residuals, and if it is an owner what it keeps as such, as safetensors files.
     fn save<'py>(&mut self, py: Python<'py>) -> PyResult<Vec<(File<'py>, Option<File<'py>>)>> {
-        let states = py.detach(|| self.0.protocol().save()).map_err(failed)?;
+        let states = py.detach(|| self.0.save()).map_err(failed)?;
         let file = |state: LearnerState| {
             let owner = state.owner.map(|owner| PyBytes::new(py, &owner));
             (PyBytes::new(py, &state.residuals), owner)
@@ -141,7 +132,7 @@ impl Learners {
         Ok(states.into_iter().map(file).collect())
     }
 
-    /// Takes over what was saved, by as many learners or another number.
+    /// Takes over what was saved, by the same or another number of learners.
     fn load(
         &mut self,
         py: Python<'_>,
@@ -151,6 +142,6 @@ impl Learners {
             Ok(LearnerState { residuals: bytes(residuals)?, owner: owner.as_ref().map(bytes).transpose()? })
         });
         let states = states.collect::<PyResult<Vec<_>>>()?;
-        py.detach(|| self.0.protocol().load(&states)).map_err(refused)
+        py.detach(|| self.0.load(&states)).map_err(refused)
     }
 }

@@ -13,7 +13,7 @@ pub(crate) type Arrays<'py> = HashMap<String, Bound<'py, PyAny>>;
 /// The key of the text that says who saved a state.
 const KEY: &str = "adacomp";
 
-/// The tensors of a safetensors file by name, as arrays, and its text.
+/// Returns the tensors of a safetensors file by name, as arrays, and its text.
 pub(crate) fn tensors<'py>(py: Python<'py>, file: &[u8]) -> PyResult<(Bound<'py, PyDict>, String)> {
     let tensors = SafeTensors::deserialize(file).map_err(refused)?;
     let (_, metadata) = SafeTensors::read_metadata(file).map_err(refused)?;
@@ -26,7 +26,7 @@ pub(crate) fn tensors<'py>(py: Python<'py>, file: &[u8]) -> PyResult<(Bound<'py,
     Ok((arrays, text.unwrap_or_default()))
 }
 
-/// The reverse.
+/// Returns a safetensors file of these arrays and this text.
 pub(crate) fn file(arrays: &Arrays<'_>, text: &str) -> PyResult<Vec<u8>> {
     let arrays = arrays.iter().map(|(name, array)| {
         let shape: Vec<usize> = array.getattr("shape")?.extract()?;

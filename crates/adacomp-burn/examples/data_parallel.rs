@@ -10,7 +10,7 @@ use common::{Model, samples};
 fn main() {
     let device = Device::flex().autodiff();
     let model = Model::new(&device);
-    on_threads(4, TIMEOUT, |four| train(model.clone(), &device, four));
+    Threads::new(4).run(|four| train(model.clone(), &device, four));
 }
 
 fn train(mut model: Model, device: &Device, four: Local) {

@@ -52,7 +52,7 @@ impl<C: Transport> Learners<C> {
             return Err(Error::Hosted { hosted: hosted.len(), given: gradients.len() });
         }
         let elements: Vec<usize> =
-            self.exchange.protocol().layout().layers().iter().map(|layer| layer.elements()).collect();
+            self.exchange.layout().layers().iter().map(|layer| layer.elements()).collect();
         let values = gradients.into_iter().map(|gradients| {
             let values = take_gradients(model, gradients)?;
             match values.len() == elements.len() {

@@ -1,7 +1,7 @@
 //! Learners with real Burn models.
 
 use adacomp_burn::adacomp::{Gradient, Kind, Outcome, Policy};
-use adacomp_burn::adacomp_exchange::{Local, Strategy, TIMEOUT, Transport, local, on_threads};
+use adacomp_burn::adacomp_exchange::{Local, Strategy, Threads, Transport};
 use adacomp_burn::{
     Error, Learners, Values, parameters, set_statistics, statistics, take_gradients, unshared, untrained,
     weights,
@@ -55,7 +55,7 @@ fn gradients(model: &Net, input: Tensor<4>) -> GradientsParams {
 
 /// Runs this for each of so many learners, each on a thread.
 fn with_learners<T: Send>(learners: usize, work: impl Fn(Local, usize) -> T + Sync) -> Vec<T> {
-    on_threads(learners, TIMEOUT, |transport| {
+    Threads::new(learners).run(|transport| {
         let learner = transport.hosted().start;
         work(transport, learner)
     })
@@ -220,14 +220,12 @@ fn clones_share_running_statistics_until_they_are_unshared() {
 #[test]
 fn what_is_wrong_is_said() {
     let model = Net::new(&device());
-    let error =
-        Learners::new(local(1, 1, TIMEOUT).remove(0), &model.valid(), &Policy::dense(), Strategy::Dense);
+    let error = Learners::new(Local::alone(1), &model.valid(), &Policy::dense(), Strategy::Dense);
     assert!(matches!(error.err(), Some(Error::NothingTrained)));
     let frozen = model.clone().no_grad();
-    let error = Learners::new(local(1, 1, TIMEOUT).remove(0), &frozen, &Policy::dense(), Strategy::Dense);
+    let error = Learners::new(Local::alone(1), &frozen, &Policy::dense(), Strategy::Dense);
     assert!(matches!(error.err(), Some(Error::NothingTrained)));
-    let mut learners =
-        Learners::new(local(1, 1, TIMEOUT).remove(0), &model, &Policy::dense(), Strategy::Dense).unwrap();
+    let mut learners = Learners::new(Local::alone(1), &model, &Policy::dense(), Strategy::Dense).unwrap();
     let error = learners.average(&frozen, GradientsParams::new()).unwrap_err();
     assert!(matches!(error, Error::Parameters { expected: 9, actual: 0 }), "{error}");
     let error = learners.average_hosted(&model, Vec::new()).unwrap_err();
@@ -242,8 +240,7 @@ fn half_precision_gradients_are_taken_as_they_are() {
         let mut gradients = GradientsParams::new();
         let data = TensorData::new(vec![1.0f32, -0.5, 0.25, 2.0], [2, 2]);
         gradients.register(id, Tensor::<2>::from_data(data, (&Device::flex(), dtype)));
-        let mut learners =
-            Learners::new(local(1, 1, TIMEOUT).remove(0), &model, &Policy::dense(), Strategy::Dense).unwrap();
+        let mut learners = Learners::new(Local::alone(1), &model, &Policy::dense(), Strategy::Dense).unwrap();
         let averaged = learners.average(&model, gradients).unwrap().remove::<2>(id).unwrap();
         assert_eq!(averaged.dtype(), DType::F32, "the parameter's type");
         averaged.into_data().try_into_vec::<f32>().unwrap()

@@ -42,16 +42,16 @@ impl Sums {
     pub(crate) fn count<C: Transport>(&mut self, exchange: &mut Exchange<C>, learner: usize) {
         let Some(traffic) = exchange.traffic(learner).cloned() else { return };
         self.sent += traffic.sent as f64;
-        let protocol = exchange.protocol();
-        self.dense_copies += dense_copies(protocol.strategy(), protocol.learners());
-        if protocol.strategy() != Strategy::Gather {
+        let (strategy, learners) = (exchange.options().strategy, exchange.transport().learners());
+        self.dense_copies += dense_copies(strategy, learners);
+        if strategy != Strategy::Gather {
             self.moved += traffic.sent as f64;
             self.layers.iter_mut().zip(&traffic.layers).for_each(|(sum, layer)| *sum += layer.sent as f64);
             return;
         }
         // A frame goes to every other learner; even where there is none, it has a size.
-        let copies = protocol.learners() - 1;
-        let Some(compressor) = protocol.compressor(learner) else { return };
+        let copies = learners - 1;
+        let Some(compressor) = exchange.compressor(learner) else { return };
         let mut bytes = (Header::LENGTH + CHECKSUM) as f64;
         for (layer, sum) in self.layers.iter_mut().enumerate() {
             let statistics = compressor.layer_statistics(layer);

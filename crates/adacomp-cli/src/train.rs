@@ -10,7 +10,7 @@ use crate::meter::Sums;
 use crate::models::Network;
 use adacomp::Layout;
 use adacomp_burn::unshared;
-use adacomp_exchange::{ExchangeError, Transport, TransportError, local};
+use adacomp_exchange::{ExchangeError, Threads, Transport, TransportError};
 use anyhow::{Result, anyhow};
 use burn::tensor::Device;
 use std::path::PathBuf;
@@ -75,14 +75,16 @@ fn train_locally(
 ) -> Result<Ended> {
     let mut reporter = Some(reporter);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = local(run.config.learners, run.threads, run.limit)
-            .into_iter()
-            .map(|transport| {
-                let reporter = if transport.hosted().start == 0 { reporter.take() } else { None };
-                let model = unshared(model.clone());
-                scope.spawn(move || Endpoint::new(run, data, model, transport, from)?.train(reporter))
-            })
-            .collect();
+        let threads: Vec<_> =
+            Threads { learners: run.config.learners, threads: run.threads, timeout: run.limit }
+                .connect()
+                .into_iter()
+                .map(|transport| {
+                    let reporter = if transport.hosted().start == 0 { reporter.take() } else { None };
+                    let model = unshared(model.clone());
+                    scope.spawn(move || Endpoint::new(run, data, model, transport, from)?.train(reporter))
+                })
+                .collect();
         let results = threads.into_iter().map(|thread| {
             thread.join().unwrap_or_else(|_| Err(anyhow!("a learner's thread panicked; please report it")))
         });

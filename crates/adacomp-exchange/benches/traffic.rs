@@ -7,7 +7,8 @@
 mod common;
 
 use adacomp::{Outcome, Parameter, Policy};
-use adacomp_exchange::{Incoming, Outgoing, Protocol, Strategy};
+use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::{Messages, Strategy};
 use common::{Gradients, flag, median, number, print, text, time};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -53,10 +54,10 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
         });
         let (mut encode, mut decode, mut last_round) = (0.0, 0.0, 0);
         for round in 0..protocols[0].rounds() {
-            let mut first = Outgoing::AllGather(Vec::new());
+            let mut first = Messages::AllGather(Vec::new());
             encode += time(|| first = protocols[0].outgoing(0, round));
             let incoming = carry(first, protocols[1].outgoing(0, round));
-            if let Incoming::AllGather(messages) = &incoming[0] {
+            if let Messages::AllGather(messages) = &incoming[0] {
                 last_round = messages.iter().map(|message| message.len()).sum();
             }
             protocols[1].incoming(0, round, &incoming[1]).expect("all messages");
@@ -107,18 +108,18 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
 }
 
 /// What comes to each of two protocols, of which the first hosts one learner.
-fn carry(first: Outgoing, rest: Outgoing) -> [Incoming; 2] {
+fn carry(first: Messages, rest: Messages) -> [Messages; 2] {
     match (first, rest) {
-        (Outgoing::AllGather(first), Outgoing::AllGather(rest)) => {
-            let messages: Vec<_> = first.into_iter().chain(rest).map(Arc::new).collect();
-            [Incoming::AllGather(messages.clone()), Incoming::AllGather(messages)]
+        (Messages::AllGather(first), Messages::AllGather(rest)) => {
+            let messages: Vec<_> = first.into_iter().chain(rest).collect();
+            [Messages::AllGather(messages.clone()), Messages::AllGather(messages)]
         }
-        (Outgoing::AllToAll(first), Outgoing::AllToAll(rest)) => {
+        (Messages::AllToAll(first), Messages::AllToAll(rest)) => {
             let mut sent: Vec<_> = first.into_iter().chain(rest).collect();
             let learners = sent.len();
             let mut to =
                 |receiver: usize| sent.iter_mut().map(|sent| std::mem::take(&mut sent[receiver])).collect();
-            [Incoming::AllToAll(vec![to(0)]), Incoming::AllToAll((1..learners).map(to).collect())]
+            [Messages::AllToAll(vec![to(0)]), Messages::AllToAll((1..learners).map(to).collect())]
         }
         _ => unreachable!("both are in the same round"),
     }

@@ -11,14 +11,14 @@ use thiserror::Error;
 pub enum TransportError {
     /// A learner did not take part in time.
     #[error(
-        "no word from {} within {limit:?}; a learner hangs, has died, or is slower than the time limit",
+        "no word from {} within {timeout:?}; a learner hangs, has died, or is slower than the time limit",
         list(learners)
     )]
-    TimeOut {
+    Timeout {
         /// The learners that are waited for, where that is known.
         learners: Vec<usize>,
-        /// The time limit.
-        limit: Duration,
+        /// How long was waited.
+        timeout: Duration,
     },
     /// A learner has ended.
     #[error("{} ended before the exchange was over", list(learners))]
@@ -96,12 +96,12 @@ pub enum Cause {
     /// Another model or policy.
     #[error("it is of another model or policy")]
     Layout,
-    /// Another group of layers, or a step in which its sender sends everything and the receiver does not, or the reverse.
+    /// Another group of layers, or a step in which its sender sends all layers dense and the receiver does not, or the reverse.
     #[error("it is of group {group}, sent {}; expected otherwise", if *flush { "whole" } else { "as selected" })]
     Mode {
         /// Its group.
         group: u32,
-        /// Whether its sender sends everything.
+        /// Whether its sender sends all layers dense.
         flush: bool,
     },
     /// A message that another learner sent, or that was meant for another learner.
@@ -118,7 +118,7 @@ pub enum Cause {
     /// Contents that are not what the layers need.
     #[error("{0}")]
     Contents(#[from] DecodeError),
-    /// A whole frame that is not what was expected.
+    /// A frame that is not what was expected.
     #[error("{0}")]
     Frame(#[from] AverageError),
     /// The sender could not send it because of an earlier failure.

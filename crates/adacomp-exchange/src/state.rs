@@ -1,11 +1,13 @@
-//! Saving and loading what learners keep, also for another number of learners.
+//! What learners keep between steps: saving and loading it, also for another number of learners, and sending it by other means.
 
 use crate::error::ExchangeError;
-use crate::member::owner_layout;
-use crate::protocol::Protocol;
-use crate::shares::share;
-use crate::strategy::Strategy;
-use adacomp::{Compressor, SavedBy, StateError};
+use crate::exchange::Options;
+use crate::protocol::{Learner, Protocol};
+use crate::strategy::{Strategy, share};
+use adacomp::{
+    CompressError, Compressor, Gradient, Layer, Layout, Packet, Parameter, SavedBy, Sending, StateError,
+    Treatment,
+};
 
 /// What one learner keeps between steps, as safetensors files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,25 +18,33 @@ pub struct LearnerState {
     pub owner: Option<Vec<u8>>,
 }
 
+/// Returns a learner's shares of all layers, as layers of their own.
+pub(crate) fn owner_layout(layout: &Layout, options: Options, owner: usize, learners: usize) -> Layout {
+    let layers = layout.layers().iter().enumerate().map(|(number, layer)| {
+        let elements = share(layout, number, owner, learners).len();
+        let treatment = match layer.treatment {
+            Treatment::Bins(bin) => Treatment::Bins((bin / options.owner_divisor.get()).max(1)),
+            other => other,
+        };
+        Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment }
+    });
+    let shares = Layout::new(layers.collect(), layout.soft_threshold());
+    shares.expect("shares of valid layers are valid layers").with_scale(layout.scale())
+}
+
 impl Protocol {
-    /// What the learners that are hosted here keep, in their order.
+    /// Returns what the learners that are hosted here keep, in their order.
     pub fn save(&mut self) -> Result<Vec<LearnerState>, ExchangeError> {
-        let (step, learners) = (self.step(), self.learners());
-        let save = |compressor: &mut Compressor, learner| compressor.save(learner, learners, step);
-        self.hosted()
-            .map(|learner| {
-                let residuals = self.compressor(learner).map(|compressor| save(compressor, learner));
-                let owner = self.owner(learner).map(|owner| save(owner, learner)).transpose()?;
-                Ok(LearnerState { residuals: residuals.ok_or(StateError::Empty)??, owner })
-            })
-            .collect()
+        let (step, learners) = (self.step(), self.learners);
+        let save = |learner: &mut Learner| {
+            let number = learner.number;
+            let owner = learner.owner.as_mut().map(|owner| owner.save(number, learners, step)).transpose()?;
+            Ok(LearnerState { residuals: learner.compressor.save(number, learners, step)?, owner })
+        };
+        self.hosted.iter_mut().map(save).collect()
     }
 
-    /// Takes over what was saved, and goes on with the step before which it was.
-    ///
-    /// `states` are those of all learners in their order, or of those that are hosted here if there are as many learners as
-    /// before. With another number of learners, or another strategy, what owners kept goes to all learners' residuals: it is
-    /// of the average, so that conserves it. Everything is checked before anything is changed.
+    /// Takes over what was saved: see [`crate::Exchange::load`].
     pub fn load(&mut self, states: &[LearnerState]) -> Result<(), ExchangeError> {
         if self.is_open() {
             return Err(StateError::Open.into());
@@ -45,37 +55,32 @@ impl Protocol {
             return Err(StateError::Owners { with: owners.len(), of: states.len() }.into());
         }
         let saved = one_run(residuals.iter().chain(&owners))?;
-        let owners_stay = saved.learners == self.learners() && self.strategy() == Strategy::Sharded;
+        let learners = self.learners;
+        let owners_stay = saved.learners == learners && self.options.strategy == Strategy::Sharded;
         let kept_by_owners =
             if owners_stay { Vec::new() } else { self.read_owners(&owners, saved.learners)? };
 
         let mut loaded = Vec::new();
-        for learner in self.hosted() {
-            let learners = self.learners();
-            let mut compressor = self.compressor(learner).cloned().ok_or(StateError::Empty)?;
-            compressor.load(&residuals, learner, learners)?;
+        for learner in &self.hosted {
+            let mut compressor = learner.compressor.clone();
+            compressor.load(&residuals, learner.number, learners)?;
             for (layer, start, values) in &kept_by_owners {
                 compressor.add_to_residual(*layer, *start, values);
             }
-            let mut owner = self.owner(learner).map(|owner| owner.emptied());
+            let mut owner = learner.owner.as_ref().map(Compressor::emptied);
             if let Some(owner) = owner.as_mut().filter(|_| owners_stay && !owners.is_empty()) {
-                owner.load(&owners, learner, learners)?;
+                owner.load(&owners, learner.number, learners)?;
             }
-            loaded.push((learner, compressor, owner));
+            loaded.push((compressor, owner));
         }
-        for (learner, compressor, owner) in loaded {
-            if let Some(slot) = self.compressor(learner) {
-                *slot = compressor;
-            }
-            if let (Some(slot), Some(owner)) = (self.owner(learner), owner) {
-                *slot = owner;
-            }
+        for (learner, loaded) in self.hosted.iter_mut().zip(loaded) {
+            (learner.compressor, learner.owner) = loaded;
         }
         self.set_step(saved.step);
         Ok(())
     }
 
-    /// What so many owners kept: layer, first element, values.
+    /// Returns what owners of a run with another number of learners kept: layer, first element, values.
     fn read_owners(
         &self,
         owners: &[&[u8]],
@@ -86,18 +91,84 @@ impl Protocol {
         }
         let mut all = Vec::new();
         for (owner, state) in owners.iter().enumerate() {
-            let mut kept = Compressor::new(owner_layout(self.layout(), self.options, owner, learners));
+            let mut kept = Compressor::new(owner_layout(&self.layout, self.options, owner, learners));
             kept.load(&[state], owner, learners)?;
-            for layer in 0..self.layout().len() {
-                let start = share(self.layout(), layer, owner, learners).start;
+            for layer in 0..self.layout.len() {
+                let start = share(&self.layout, layer, owner, learners).start;
                 all.extend(kept.residual(layer).map(|values| (layer, start, values.to_vec())));
             }
         }
         Ok(all)
     }
+
+    /// Makes all layers whose gradient is zero everywhere send nothing from now on: see [`Compressor::set_skip_unused`].
+    pub(crate) fn set_skip_unused(&mut self, skip: bool) {
+        for learner in &mut self.hosted {
+            learner.compressor.set_skip_unused(skip);
+            learner.owner.iter_mut().for_each(|owner| owner.set_skip_unused(skip));
+        }
+    }
+
+    /// Writes all that a learner has of a compressed layer: see [`crate::Exchange::flush_layer`].
+    pub(crate) fn flush_layer(
+        &mut self,
+        learner: usize,
+        layer: usize,
+        gradient: Gradient<'_>,
+        output: &mut [f32],
+    ) -> Result<bool, ExchangeError> {
+        let (layout, learners) = (self.layout.clone(), self.learners);
+        let unknown = |parameter: String| CompressError::Unknown { parameter };
+        let compressor = self.compressor(learner).ok_or_else(|| unknown(format!("of learner {learner}")))?;
+        if !layout.layers().get(layer).is_some_and(|layer| layer.treatment.selects()) {
+            return Err(unknown(format!("number {layer} with a residual")).into());
+        }
+        compressor.compress_layer(layer, gradient, Sending::Flush)?;
+        if compressor.layer_statistics(layer).bad_bins > 0 {
+            return Ok(false);
+        }
+        if let Some(Packet::Dense(values)) = compressor.packet(layer) {
+            output.copy_from_slice(values);
+        }
+        if let Some(owner) = self.owner(learner) {
+            let owned = &mut output[share(&layout, layer, learner, learners)];
+            owner.compress_layer(layer, vec![0.0; owned.len()].as_slice().into(), Sending::Flush)?;
+            if let Some(Packet::Dense(values)) = owner.packet(layer) {
+                owned.iter_mut().zip(values).for_each(|(sum, kept)| *sum += learners as f32 * kept);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Ends a step of [`Protocol::flush_layer`].
+    pub(crate) fn end_flush(&mut self, arrived: bool) -> Result<(), ExchangeError> {
+        for learner in &mut self.hosted {
+            if arrived { learner.commit()? } else { learner.rollback() }
+        }
+        self.set_step(self.step() + 1);
+        Ok(())
+    }
+
+    /// Returns what a learner keeps of a layer: see [`crate::Exchange::kept`].
+    pub(crate) fn kept(&mut self, learner: usize, layer: usize) -> Option<Vec<f32>> {
+        let mut kept = self.compressor(learner)?.residual(layer)?.to_vec();
+        let (owned, learners) = (share(&self.layout, layer, learner, self.learners), self.learners as f32);
+        if let Some(values) = self.owner(learner).and_then(|owner| owner.residual(layer)) {
+            kept[owned].iter_mut().zip(values).for_each(|(sum, value)| *sum += learners * value);
+        }
+        Some(kept)
+    }
+
+    /// Returns whether a learner keeps anything of a layer, as a learner or as an owner.
+    pub(crate) fn keeps(&mut self, learner: usize, layer: usize) -> bool {
+        let some = |values: &[f32]| values.iter().any(|value| *value != 0.0);
+        let own =
+            self.compressor(learner).and_then(|compressor| compressor.residual(layer)).is_some_and(some);
+        own || self.owner(learner).and_then(|owner| owner.residual(layer)).is_some_and(some)
+    }
 }
 
-/// That states are of one run and step; which.
+/// Checks that states are of one run and step, and returns which.
 fn one_run<'a>(states: impl Iterator<Item = &'a &'a [u8]>) -> Result<SavedBy, StateError> {
     let mut first: Option<SavedBy> = None;
     for (position, state) in states.enumerate() {

@@ -8,12 +8,8 @@ use std::time::{Duration, Instant};
 
 const STRATEGIES: [&str; 4] = ["dense", "gather", "reduce", "sharded"];
 
-/// The example that the learners run.
-fn example() -> PathBuf {
-    let tests = std::env::current_exe().expect("the path of this test");
-    let folder = tests.ancestors().nth(2).expect("the target folder");
-    folder.join("examples/steps")
-}
+/// The program that the learners run: `tests/rig/learner.rs`.
+const LEARNER: &str = env!("CARGO_BIN_EXE_exchange-learner");
 
 /// A folder of this test's own.
 fn scratch(name: &str) -> PathBuf {
@@ -29,14 +25,14 @@ fn mpirun(learners: usize, flags: &[&str], arguments: &[&str]) -> Command {
     command.args(["--kill-after=5", "60", "mpirun", "--allow-run-as-root", "--oversubscribe"]);
     // Learners that wait must leave the cores to those that work.
     command.args(["--mca", "mpi_yield_when_idle", "1"]).args(flags);
-    command.args(["-n", &learners.to_string()]).arg(example()).arg("mpi").args(arguments);
+    command.args(["-n", &learners.to_string()]).arg(LEARNER).arg("mpi").args(arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 fn local(learners: usize, arguments: &[&str]) -> BTreeSet<String> {
-    let output = Command::new(example()).args(["local", &learners.to_string()]).args(arguments).output();
-    lines(&output.expect("the example runs"))
+    let output = Command::new(LEARNER).args(["threads", &learners.to_string()]).args(arguments).output();
+    lines(&output.expect("the learner runs"))
 }
 
 /// What learners print, in any order.
@@ -64,8 +60,8 @@ fn learners_that_differ_are_told_before_the_first_step() {
 }
 
 /// Starts four learners and waits until one has stopped in this phase of step 5; its process.
-fn stop_one(strategy: &str, phase: &str, state: &Path, flags: &[&str], limit: &str) -> (Child, u32) {
-    stop_one_at(strategy, "5", phase, state, flags, limit)
+fn stop_one(strategy: &str, phase: &str, state: &Path, flags: &[&str], timeout: &str) -> (Child, u32) {
+    stop_one_at(strategy, "5", phase, state, flags, timeout)
 }
 
 fn stop_one_at(
@@ -74,12 +70,12 @@ fn stop_one_at(
     phase: &str,
     state: &Path,
     flags: &[&str],
-    limit: &str,
+    timeout: &str,
 ) -> (Child, u32) {
     let folder = state.to_str().expect("a readable path");
     let out = state.join("out");
     let arguments =
-        ["--strategy", strategy, "--limit-ms", limit, "--stop", "2", step, phase, "--state", folder];
+        ["--strategy", strategy, "--timeout-ms", timeout, "--stop", "2", step, phase, "--state", folder];
     let mut command = mpirun(4, flags, &arguments);
     command.stdout(std::fs::File::create(&out).expect("a file"));
     let child = command.spawn().expect("mpirun");
@@ -145,7 +141,7 @@ fn without_recovery_mpirun_ends_the_job() {
 
 #[test]
 #[ignore = "needs mpirun: run by cargo xtask test"]
-fn a_learner_that_hangs_is_not_waited_for_longer_than_the_limit() {
+fn a_learner_that_hangs_is_not_waited_for_longer_than_the_timeout() {
     let state = scratch("hangs");
     let (child, process) = stop_one("gather", "compress", &state, &["--enable-recovery"], "1500");
     let stopped = Instant::now();
@@ -258,7 +254,7 @@ fn the_network_carries_what_is_counted() {
              -x ADACOMP_SHOW_TRAFFIC=1 -H 10.77.0.1:1,10.77.0.2:1 -n 2 {} mpi --strategy {strategy} \
              --elements 2000000 --steps 20",
             machines.agent().display(),
-            example().display()
+            LEARNER
         );
         let mut command = Command::new("timeout");
         command.args([

@@ -129,7 +129,7 @@ impl Checkpoint {
         // Their own is enough where there are as many learners as before; otherwise all of them are averaged.
         let needed = if same_learners { hosted.clone() } else { 0..saved.config.learners };
         let states = needed.clone().map(|learner| self.learner_state(learner));
-        exchange.protocol().load(&states.collect::<Result<Vec<_>>>()?)?;
+        exchange.load(&states.collect::<Result<Vec<_>>>()?)?;
         let statistics = needed.clone().map(|learner| match untrained.is_empty() {
             true => Ok(Vec::new()),
             false => self.tensors(&of_learner("statistics", learner), "", untrained),

@@ -26,7 +26,7 @@ pub(crate) fn save<C: Transport>(
     let hosted = exchange.transport().hosted();
     let average = average_statistics(exchange.transport(), &state.statistics)?;
     let mut writer = if hosted.start == 0 { Some(Writer::new(folder, state.step)?) } else { None };
-    let states = exchange.protocol().save()?;
+    let states = exchange.save()?;
     let mut sums = Vec::new();
     for block in blocks(config.learners, &state.weights) {
         let own = hosted.start.max(block.start)..hosted.end.min(block.end);

@@ -257,7 +257,7 @@ impl<'a, C: Transport> Endpoint<'a, C> {
         let hosted = self.exchange.transport().hosted();
         let sums = Sums::average(&self.state.epoch, self.exchange.transport())?;
         let mut layers = sums.layer_epochs(&self.layout);
-        if let (0, Some(compressor)) = (hosted.start, self.exchange.protocol().compressor(0)) {
+        if let (0, Some(compressor)) = (hosted.start, self.exchange.compressor(0)) {
             for (number, layer) in layers.iter_mut().enumerate() {
                 layer.residual_norm = compressor.residual_statistics(number).map(|residual| residual.norm);
             }

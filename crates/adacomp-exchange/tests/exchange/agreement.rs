@@ -1,15 +1,16 @@
 //! Learners that were started differently are told before the first step.
 
-use crate::support::{LIMIT, model, model_with};
+use crate::support::{TIMEOUT, model, model_with};
 use adacomp::{Codec, Kind, Layout, Parameter, Policy, Scale, Treatment};
-use adacomp_exchange::{Exchange, ExchangeError, Options, Strategy, local};
+use adacomp_exchange::{Exchange, ExchangeError, Local, Options, Strategy, Threads};
 use std::sync::Arc;
 
 /// What both learners are told when the second is started with this.
 fn told(layout: Arc<Layout>, options: Options) -> Vec<String> {
     let starts = [(model(), Options::from(Strategy::Gather)), (layout, options)];
     std::thread::scope(|scope| {
-        let threads: Vec<_> = local(2, 2, LIMIT)
+        let threads: Vec<_> = Threads { timeout: TIMEOUT, ..Threads::new(2) }
+            .connect()
             .into_iter()
             .zip(starts)
             .map(|(transport, (layout, options))| {
@@ -34,14 +35,13 @@ fn every_difference_is_named_on_every_learner() {
         layers[2].parameter.name = "head.weight".to_owned();
         Layout::new(layers, 2.0).unwrap()
     };
-    let cases: [(Arc<Layout>, Options, &str); 9] = [
+    let cases: [(Arc<Layout>, Options, &str); 8] = [
         (
             model(),
             Options { strategy: Strategy::Reduce, ..gather },
             "strategy is reduce, but gather on learner 0",
         ),
         (model(), Options { codec: Codec::Paper, ..gather }, "codec is paper, but rice"),
-        (model(), Options { group: 9, ..gather }, "elements of a group is 9"),
         (model(), Options { owner_divisor: 2.try_into().unwrap(), ..gather }, "divisor of owners' bins is 2"),
         (model_with(Policy::adacomp().scale(Scale::Clamped)), gather, "scale is clamped, but mean"),
         (model_with(Policy::local_selection()), gather, "soft-threshold factor is 1, but 2"),
@@ -64,7 +64,7 @@ fn every_difference_is_named_on_every_learner() {
 #[test]
 fn top_k_needs_gather() {
     for strategy in [Strategy::Reduce, Strategy::Sharded] {
-        let transport = local(1, 1, LIMIT).remove(0);
+        let transport = Local::alone(1);
         let layout = Policy::top_k(1.0).layout([Parameter::new("fc.weight", &[40, 60])]).unwrap();
         let error = Exchange::new(transport, layout, strategy).err().expect("an error");
         assert!(matches!(error, ExchangeError::Treatment { .. }));

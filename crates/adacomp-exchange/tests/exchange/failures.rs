@@ -1,14 +1,15 @@
 //! Learners that die or hang.
 
 use crate::support::{given, gradients, model, output, slices};
-use adacomp_exchange::{Exchange, ExchangeError, Strategy, TransportError, local};
+use adacomp_exchange::{Exchange, ExchangeError, Strategy, Threads, TransportError};
 use std::time::{Duration, Instant};
 
 /// Three learners, of which the last leaves after its first step by returning, panicking or sleeping.
-fn others_are_told(leave: impl Fn() + Sync, limit: Duration) -> Vec<(TransportError, Duration)> {
+fn others_are_told(leave: impl Fn() + Sync, timeout: Duration) -> Vec<(TransportError, Duration)> {
     std::thread::scope(|scope| {
         let leave = &leave;
-        let threads: Vec<_> = local(3, 3, limit)
+        let threads: Vec<_> = Threads { timeout, ..Threads::new(3) }
+            .connect()
             .into_iter()
             .enumerate()
             .map(|(learner, transport)| {
@@ -31,14 +32,7 @@ fn others_are_told(leave: impl Fn() + Sync, limit: Duration) -> Vec<(TransportEr
                                 let again = exchange.exchange(&given(&gradients), &mut slices(&mut written));
                                 assert!(matches!(again, Err(ExchangeError::Transport { .. })));
                                 // What was selected is back, and can be saved.
-                                assert!(
-                                    exchange
-                                        .protocol()
-                                        .compressor(learner)
-                                        .unwrap()
-                                        .save(learner, 3, 1)
-                                        .is_ok()
-                                );
+                                assert!(exchange.compressor(learner).unwrap().save(learner, 3, 1).is_ok());
                                 return Some((source, start.elapsed()));
                             }
                             Err(error) => panic!("{error}"),
@@ -70,11 +64,11 @@ fn a_learner_that_panics_ends_the_others() {
 }
 
 #[test]
-fn a_learner_that_hangs_is_not_waited_for_longer_than_the_limit() {
-    let limit = Duration::from_millis(300);
-    let told = others_are_told(|| std::thread::sleep(Duration::from_secs(3)), limit);
+fn a_learner_that_hangs_is_not_waited_for_longer_than_the_timeout() {
+    let timeout = Duration::from_millis(300);
+    let told = others_are_told(|| std::thread::sleep(Duration::from_secs(3)), timeout);
     assert_eq!(told.len(), 2);
-    let timed_out = |cause: &TransportError| *cause == TransportError::TimeOut { learners: vec![2], limit };
+    let timed_out = |cause: &TransportError| *cause == TransportError::Timeout { learners: vec![2], timeout };
     assert!(told.iter().any(|(cause, _)| timed_out(cause)), "{told:?}");
     assert!(told.iter().all(|(_, time)| *time < Duration::from_secs(2)), "{told:?}");
 }

@@ -4,7 +4,8 @@ use crate::draw::gradient;
 use crate::hand::{Place, carry, protocols, submit};
 use crate::support::{Residuals, STRATEGIES, model, output, residuals, slices};
 use adacomp::{Outcome, Policy};
-use adacomp_exchange::{ExchangeError, Incoming, Outgoing, Protocol, Strategy};
+use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::{ExchangeError, Messages, Strategy};
 use fastrand::Rng;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -195,10 +196,10 @@ fn a_verdict_that_cannot_be_read_is_an_error_for_its_receiver() {
         submit(&mut protocols, 0);
         let frames: Vec<_> = protocols.iter_mut().map(|protocol| protocol.outgoing(0, 0)).collect();
         let frames = frames.into_iter().flat_map(|outgoing| match outgoing {
-            Outgoing::AllGather(messages) => messages,
-            Outgoing::AllToAll(_) => unreachable!("gather sends to all"),
+            Messages::AllGather(messages) => messages,
+            Messages::AllToAll(_) => unreachable!("gather sends to all"),
         });
-        let incoming = Incoming::AllGather(frames.map(Arc::new).collect());
+        let incoming = Messages::AllGather(frames.collect());
         protocols.iter_mut().for_each(|protocol| protocol.incoming(0, 0, &incoming).unwrap());
         let mut verdicts: Vec<_> = protocols.iter_mut().flat_map(Protocol::verdict).collect();
         verdicts[1][change] ^= 1;
@@ -218,7 +219,7 @@ fn missing_messages_are_an_error() {
         let mut protocols = protocols(2, strategy);
         submit(&mut protocols, 0);
         for incoming in
-            [Incoming::AllGather(vec![Arc::default()]), Incoming::AllToAll(vec![vec![Vec::new()]])]
+            [Messages::AllGather(vec![Arc::default()]), Messages::AllToAll(vec![vec![Vec::new()]])]
         {
             assert!(protocols[0].incoming(0, 0, &incoming).is_err());
         }

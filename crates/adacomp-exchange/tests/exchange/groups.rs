@@ -1,27 +1,24 @@
 //! Groups that come and change as a driver is given them.
 
 use crate::draw::gradient;
-use crate::support::{LIMIT, STRATEGIES, Trace, bits, gradients, model, output, residuals, run};
+use crate::support::{STRATEGIES, TIMEOUT, Trace, bits, gradients, model, output, residuals, run};
 use adacomp::{Outcome, Packet, Selected};
-use adacomp_exchange::{Exchange, Local, Protocol, Strategy, Writing, local};
+use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::{Exchange, GroupAverage, Local, SendVerdict, Strategy, Threads, Transport};
 
 const LEARNERS: usize = 3;
 
 fn on_threads<T: Send>(work: impl Fn(usize, Local) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let transports = local(LEARNERS, LEARNERS, LIMIT).into_iter().enumerate();
-        let threads: Vec<_> =
-            transports.map(|(learner, transport)| scope.spawn(move || work(learner, transport))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    let threads = Threads { timeout: TIMEOUT, ..Threads::new(LEARNERS) };
+    threads.run(|transport| work(transport.hosted().start, transport))
 }
 
-/// Writes a group, each layer where it belongs.
-fn write(protocol: &mut Protocol, group: usize, layers: &[usize], output: &mut [Vec<f32>]) {
+/// Writes a group, each layer where it belongs, which can always be used.
+fn write(average: GroupAverage<'_>, layers: &[usize], output: &mut [Vec<f32>]) -> bool {
     let slices = output.iter_mut().enumerate().filter(|(layer, _)| layers.contains(layer));
     let mut slices: Vec<&mut [f32]> = slices.map(|(_, values)| values.as_mut_slice()).collect();
-    protocol.write(group, &mut slices);
+    average.write(&mut slices);
+    true
 }
 
 #[test]
@@ -42,17 +39,18 @@ fn groups_as_given_change_nothing() {
                     }
                 }
                 let mut output = output(&model());
-                let writing = if step < 3 { Writing::Sure } else { Writing::MayBeRefused };
+                let verdict = if step < 3 { SendVerdict::BeforeWriting } else { SendVerdict::AfterWriting };
                 let mut written = Vec::new();
-                let outcome = exchange.finish_with(writing, |protocol, group| {
+                let outcome = exchange.finish_with(verdict, |average| {
+                    let group = average.group();
                     written.push(group);
-                    write(protocol, group, groups[group], &mut output);
+                    write(average, groups[group], &mut output)
                 });
                 assert_eq!(outcome.unwrap(), Outcome::Averaged);
                 assert_eq!(written, Vec::from_iter(0..groups.len()));
                 trace.averages.push(output.iter().flat_map(|layer| bits(layer)).collect());
             }
-            trace.residuals.push(residuals(exchange.protocol(), learner));
+            trace.residuals.push(residuals(&mut exchange, learner));
             trace
         });
         assert_eq!(traces, run(LEARNERS, LEARNERS, 6, strategy), "{strategy:?}");
@@ -78,13 +76,14 @@ fn a_bad_gradient_drops_the_step_for_all() {
                     }
                 }
                 let mut output = output(&model());
-                let outcome = exchange.finish_with(Writing::Sure, |protocol, group| {
-                    write(protocol, group, groups[group], &mut output);
+                let outcome = exchange.finish_with(SendVerdict::BeforeWriting, |average| {
+                    let group = average.group();
+                    write(average, groups[group], &mut output)
                 });
                 assert_eq!(outcome.unwrap(), Outcome::NonFinite { learner: 1 }, "{strategy:?}, layer {bad}");
                 // Nobody has sent anything, so everything of layers that are compressed is still there.
                 if strategy != Strategy::Dense && learner != 1 {
-                    let kept = exchange.protocol().compressor(learner).unwrap().residual(2).unwrap().to_vec();
+                    let kept = exchange.compressor(learner).unwrap().residual(2).unwrap().to_vec();
                     assert_eq!(kept, gradients[2], "{strategy:?}, layer {bad}");
                 }
             });
@@ -96,11 +95,11 @@ fn a_bad_gradient_drops_the_step_for_all() {
 #[test]
 #[should_panic(expected = "sure to be used")]
 fn an_average_that_is_sure_cannot_be_refused() {
-    let transport = local(1, 1, LIMIT).remove(0);
+    let transport = Local::alone(1);
     let mut exchange = Exchange::new(transport, model(), Strategy::Gather).unwrap();
     exchange.begin_group(&[2]).unwrap();
     exchange.submit(0, 2, gradient(0, 0, 2, 2400).as_slice().into()).unwrap();
-    let _ = exchange.finish_with(Writing::Sure, |protocol, _| protocol.reject_average());
+    let _ = exchange.finish_with(SendVerdict::BeforeWriting, |_| false);
 }
 
 /// An average that one learner cannot use, in steps without some layers: residuals keep it all.
@@ -115,15 +114,10 @@ fn an_average_that_is_rejected_is_not_lost() {
                 kept.iter_mut().zip(&gradient).for_each(|(sum, value)| *sum += value);
                 exchange.begin_group(&[2]).unwrap();
                 exchange.submit(learner, 2, gradient.as_slice().into()).unwrap();
-                let outcome = exchange.finish_with(Writing::MayBeRefused, |protocol, _| {
-                    if learner == 1 {
-                        protocol.reject_average();
-                    }
-                });
+                let outcome = exchange.finish_with(SendVerdict::AfterWriting, |_| learner != 1);
                 assert!(matches!(outcome.unwrap(), Outcome::NonFinite { .. }));
-                let protocol = exchange.protocol();
-                assert_eq!(protocol.compressor(learner).unwrap().residual(2).unwrap(), kept, "{strategy:?}");
-                let owned = protocol.owner(learner).map(|owner| owner.residual(2).unwrap().to_vec());
+                assert_eq!(exchange.compressor(learner).unwrap().residual(2).unwrap(), kept, "{strategy:?}");
+                let owned = exchange.owner(learner).map(|owner| owner.residual(2).unwrap().to_vec());
                 assert!(owned.is_none_or(|values| values.iter().all(|value| *value == 0.0)));
             }
         });
@@ -152,10 +146,9 @@ fn selections_from_elsewhere_are_taken() {
                 exchange.submit_selection(learner, 2, &maxima, &selected).unwrap();
                 let mut output = output(&model());
                 let outcome = exchange
-                    .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output));
+                    .finish_with(SendVerdict::BeforeWriting, |average| write(average, &[2], &mut output));
                 assert_eq!(outcome.unwrap(), Outcome::Averaged);
-                let protocol = exchange.protocol();
-                let compressor = protocol.compressor(learner).unwrap();
+                let compressor = exchange.compressor(learner).unwrap();
                 // The residual here takes no part; the one there goes on with the scale that was agreed on.
                 assert!(compressor.residual(2).unwrap().iter().all(|value| *value == 0.0));
                 there.set_scale(2, compressor.layer_statistics(2).scale).unwrap();
@@ -181,30 +174,29 @@ fn everything_can_go_by_other_means() {
                 exchange.submit(learner, 2, gradient.as_slice().into()).unwrap();
                 let mut output = output(&model());
                 let _ = exchange
-                    .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output))
+                    .finish_with(SendVerdict::BeforeWriting, |average| write(average, &[2], &mut output))
                     .unwrap();
                 sent.iter_mut().zip(&output[2]).for_each(|(sum, value)| *sum += f64::from(*value));
             }
-            let protocol = exchange.protocol();
             let mut whole = vec![0.0; 2400];
             let mut last = gradient(learner, 3, 2, 2400);
             last[7] = f32::NAN;
-            assert!(!protocol.flush(learner, 2, last.as_slice().into(), &mut whole).unwrap());
+            assert!(!exchange.flush_layer(learner, 2, last.as_slice().into(), &mut whole).unwrap());
             assert!(whole.iter().all(|value| *value == 0.0));
-            protocol.end_elsewhere(false).unwrap();
-            let before = residuals(protocol, learner);
-            let kept = protocol.kept(learner, 2).unwrap();
-            assert!(protocol.kept(learner, 1).is_none() && protocol.keeps(learner, 2));
+            exchange.end_flush(false).unwrap();
+            let before = residuals(&mut exchange, learner);
+            let kept = exchange.kept(learner, 2).unwrap();
+            assert!(exchange.kept(learner, 1).is_none() && exchange.keeps(learner, 2));
             let zeros = vec![0.0; 2400];
             for arrived in [false, true] {
-                assert!(protocol.flush(learner, 2, zeros.as_slice().into(), &mut whole).unwrap());
+                assert!(exchange.flush_layer(learner, 2, zeros.as_slice().into(), &mut whole).unwrap());
                 assert_eq!(whole, kept);
-                protocol.end_elsewhere(arrived).unwrap();
-                assert_eq!(residuals(protocol, learner) == before, !arrived, "{strategy:?}");
+                exchange.end_flush(arrived).unwrap();
+                assert_eq!(residuals(&mut exchange, learner) == before, !arrived, "{strategy:?}");
             }
-            assert!(residuals(protocol, learner)[2].0.iter().all(|bits| *bits == 0));
-            assert!(!protocol.keeps(learner, 2));
-            assert!(protocol.flush(learner, 1, zeros[..16].into(), &mut whole).is_err());
+            assert!(residuals(&mut exchange, learner)[2].0.iter().all(|bits| *bits == 0));
+            assert!(!exchange.keeps(learner, 2));
+            assert!(exchange.flush_layer(learner, 1, zeros[..16].into(), &mut whole).is_err());
             (sent, whole)
         });
         for element in 0..2400 {
@@ -222,7 +214,7 @@ fn everything_can_go_by_other_means() {
 
 #[test]
 fn groups_that_cannot_be_are_refused() {
-    let transport = local(1, 1, LIMIT).remove(0);
+    let transport = Local::alone(1);
     let mut exchange = Exchange::new(transport, model(), Strategy::Gather).unwrap();
     exchange.begin_group(&[0, 2]).unwrap();
     for (group, told) in [
@@ -241,23 +233,23 @@ fn groups_that_cannot_be_are_refused() {
 fn unused_layers_send_nothing_after_loading_either() {
     on_threads(|learner, transport| {
         let mut exchange = Exchange::new(transport, model(), Strategy::Sharded).unwrap();
-        exchange.protocol().set_skip_unused(true);
+        exchange.set_skip_unused(true);
         let step = |exchange: &mut Exchange<Local>, gradient: &[f32]| {
             exchange.begin_group(&[2]).unwrap();
             exchange.submit(learner, 2, gradient.into()).unwrap();
             let mut output = output(&model());
             let outcome = exchange
-                .finish_with(Writing::Sure, |protocol, group| write(protocol, group, &[2], &mut output))
+                .finish_with(SendVerdict::BeforeWriting, |average| write(average, &[2], &mut output))
                 .unwrap();
             assert_eq!(outcome, Outcome::Averaged);
             output.remove(2)
         };
         assert!(step(&mut exchange, &gradient(learner, 0, 2, 2400)).iter().any(|value| *value != 0.0));
-        let states = exchange.protocol().save().unwrap();
-        exchange.protocol().load(&states).unwrap();
-        let before = residuals(exchange.protocol(), learner);
+        let states = exchange.save().unwrap();
+        exchange.load(&states).unwrap();
+        let before = residuals(&mut exchange, learner);
         assert!(step(&mut exchange, &[0.0; 2400]).iter().all(|value| *value == 0.0));
-        assert_eq!(residuals(exchange.protocol(), learner), before);
+        assert_eq!(residuals(&mut exchange, learner), before);
     });
 }
 

@@ -3,7 +3,8 @@
 use crate::draw::gradient;
 use crate::support::{model, output, slices};
 use adacomp::Outcome;
-use adacomp_exchange::{ExchangeError, Incoming, Outgoing, Protocol, Strategy};
+use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::{ExchangeError, Messages, Strategy};
 use std::sync::Arc;
 
 /// One protocol for each learner, each hosting one.
@@ -41,16 +42,16 @@ pub(crate) fn carry(
         for (receiver, protocol) in protocols.iter_mut().enumerate() {
             let mut message = |sender: usize| {
                 let mut bytes = match &sent[sender] {
-                    Outgoing::AllGather(messages) => messages[0].clone(),
-                    Outgoing::AllToAll(messages) => messages[0][receiver].clone(),
+                    Messages::AllGather(messages) => messages[0].to_vec(),
+                    Messages::AllToAll(messages) => messages[0][receiver].clone(),
                 };
                 meddle((round, sender, receiver), &mut bytes);
                 bytes
             };
             let messages: Vec<_> = (0..learners).map(&mut message).collect();
             let incoming = match &sent[0] {
-                Outgoing::AllGather(_) => Incoming::AllGather(messages.into_iter().map(Arc::new).collect()),
-                Outgoing::AllToAll(_) => Incoming::AllToAll(vec![messages]),
+                Messages::AllGather(_) => Messages::AllGather(messages.into_iter().map(Arc::new).collect()),
+                Messages::AllToAll(_) => Messages::AllToAll(vec![messages]),
             };
             protocol.incoming(0, round, &incoming).unwrap();
         }

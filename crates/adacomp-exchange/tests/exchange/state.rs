@@ -3,7 +3,8 @@
 use crate::hand::{carry, protocols, submit};
 use crate::support::{STRATEGIES, model};
 use adacomp::StateError;
-use adacomp_exchange::{ExchangeError, LearnerState, Protocol, Strategy};
+use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::{ExchangeError, LearnerState, Strategy};
 
 /// Learners after three steps, and what they saved.
 fn trained(learners: usize, strategy: Strategy) -> (Vec<Protocol>, Vec<LearnerState>) {

@@ -1,9 +1,12 @@
 //! Whole steps over threads.
 
 use crate::draw::gradient;
-use crate::support::{LIMIT, STRATEGIES, Trace, given, gradients, model, output, residuals, run, slices};
+use crate::support::{
+    STRATEGIES, TIMEOUT, Trace, begin_groups, given, gradients, model, output, residuals, run, run_in_groups,
+    slices,
+};
 use adacomp::{Averager, Codec, Compressor, Outcome, Sending};
-use adacomp_exchange::{Exchange, Local, Options, Strategy, local};
+use adacomp_exchange::{Exchange, Local, Options, Strategy, Threads, Transport};
 
 #[test]
 fn replicas_agree_on_any_number_of_threads() {
@@ -38,8 +41,7 @@ fn handing_layers_over_early_changes_nothing() {
     for strategy in STRATEGIES {
         let whole: Vec<Trace> = run(3, 2, 6, strategy);
         for group in [1, 100, 2000] {
-            let options = Options { group, ..Options::from(strategy) };
-            assert_eq!(run(3, 2, 6, options), whole, "{strategy:?} in groups of {group}");
+            assert_eq!(run_in_groups(3, 2, 6, strategy, group), whole, "{strategy:?} in groups of {group}");
         }
     }
 }
@@ -158,7 +160,7 @@ fn nothing_is_lost_over_many_steps() {
 #[test]
 fn everything_can_be_sent_in_between() {
     for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
-        let transport = local(1, 1, LIMIT).remove(0);
+        let transport = Local::alone(1);
         let layout = model();
         let mut exchange = Exchange::new(transport, layout.clone(), strategy).unwrap();
         for (step, sending) in
@@ -166,18 +168,18 @@ fn everything_can_be_sent_in_between() {
         {
             exchange.set_sending(sending);
             let gradients = gradients(&layout, 0, step as u64);
-            let mut before = exchange.protocol().compressor(0).unwrap().residual(2).unwrap().to_vec();
-            if let Some(owner) = exchange.protocol().owner(0) {
+            let mut before = exchange.compressor(0).unwrap().residual(2).unwrap().to_vec();
+            if let Some(owner) = exchange.owner(0) {
                 before.iter_mut().zip(owner.residual(2).unwrap()).for_each(|(r, kept)| *r += kept);
             }
             let mut output = output(&layout);
             let _ = exchange.exchange(&given(&gradients), &mut slices(&mut output)).unwrap();
-            let after = exchange.protocol().compressor(0).unwrap().residual(2).unwrap();
+            let after = exchange.compressor(0).unwrap().residual(2).unwrap();
             if sending == Sending::Flush {
                 assert!(after.iter().all(|&r| r == 0.0));
                 let sums = before.iter().zip(&gradients[2]).map(|(r, dw)| r + dw);
                 assert!(sums.zip(&output[2]).all(|(sum, sent)| (sum - sent).abs() < 1e-6), "{strategy:?}");
-                let owner = exchange.protocol().owner(0).map(|owner| owner.residual(2).unwrap());
+                let owner = exchange.owner(0).map(|owner| owner.residual(2).unwrap());
                 assert!(owner.is_none_or(|kept| kept.iter().all(|&r| r == 0.0)));
             } else {
                 assert!(after.iter().any(|&r| r != 0.0), "{strategy:?}");
@@ -190,7 +192,8 @@ fn everything_can_be_sent_in_between() {
 fn traffic_is_counted_by_layer() {
     for (strategy, learners) in STRATEGIES.into_iter().flat_map(|strategy| [(strategy, 4), (strategy, 2)]) {
         let traffic = std::thread::scope(|scope| {
-            let threads: Vec<_> = local(learners, learners, LIMIT)
+            let threads: Vec<_> = Threads { timeout: TIMEOUT, ..Threads::new(learners) }
+                .connect()
                 .into_iter()
                 .enumerate()
                 .map(|(learner, transport)| {
@@ -231,7 +234,8 @@ fn traffic_is_counted_by_layer() {
 fn a_nan_in_the_last_group_takes_back_the_earlier_ones() {
     let step = |exchange: &mut Exchange<Local>, step: u64, bad: bool| {
         let layout = model();
-        for learner in exchange.protocol().hosted() {
+        begin_groups(exchange, 1);
+        for learner in exchange.transport().hosted() {
             for (layer, mut gradient) in gradients(&layout, learner, step).into_iter().enumerate().rev() {
                 if bad && (learner, layer) == (3, 0) {
                     gradient[5] = f32::NAN;
@@ -243,14 +247,13 @@ fn a_nan_in_the_last_group_takes_back_the_earlier_ones() {
     };
     for strategy in STRATEGIES {
         std::thread::scope(|scope| {
-            for transport in local(4, 2, LIMIT) {
+            for transport in (Threads { threads: 2, timeout: TIMEOUT, ..Threads::new(4) }).connect() {
                 scope.spawn(move || {
-                    let options = Options { group: 1, ..Options::from(strategy) };
-                    let mut exchange = Exchange::new(transport, model(), options).unwrap();
+                    let mut exchange = Exchange::new(transport, model(), strategy).unwrap();
                     assert_eq!(step(&mut exchange, 0, false), Outcome::Averaged);
-                    let hosted = exchange.protocol().hosted();
+                    let hosted = exchange.transport().hosted();
                     let all = |exchange: &mut Exchange<Local>| -> Vec<_> {
-                        hosted.clone().map(|learner| residuals(exchange.protocol(), learner)).collect()
+                        hosted.clone().map(|learner| residuals(exchange, learner)).collect()
                     };
                     let before = all(&mut exchange);
                     assert_eq!(step(&mut exchange, 1, true), Outcome::NonFinite { learner: 3 });
@@ -275,7 +278,7 @@ fn a_nan_in_the_last_group_takes_back_the_earlier_ones() {
 
 #[test]
 fn gradients_and_outputs_that_do_not_fit_are_refused_before_anything_is_compressed() {
-    let transport = local(1, 1, LIMIT).remove(0);
+    let transport = Local::alone(1);
     let layout = model();
     let mut exchange = Exchange::new(transport, layout.clone(), Strategy::Reduce).unwrap();
     let good = gradients(&layout, 0, 0);
@@ -297,7 +300,7 @@ fn owners_bins_can_be_shorter() {
     let kept_and_sent = |owner_divisor: u32| {
         let options =
             Options { owner_divisor: owner_divisor.try_into().unwrap(), ..Options::from(Strategy::Sharded) };
-        let mut exchange = Exchange::new(local(2, 1, LIMIT).remove(0), model(), options).unwrap();
+        let mut exchange = Exchange::new(Local::alone(2), model(), options).unwrap();
         let layout = model();
         let mut sent = 0;
         for step in 0..6 {
@@ -308,7 +311,7 @@ fn owners_bins_can_be_shorter() {
             assert_eq!(outcome, Outcome::Averaged);
             sent += exchange.traffic(0).unwrap().sent;
         }
-        let owner = exchange.protocol().owner(0).unwrap();
+        let owner = exchange.owner(0).unwrap();
         let norm = |layer| owner.residual_statistics(layer).map_or(0.0, |residual| residual.norm);
         ((0..layout.len()).map(norm).sum::<f64>(), sent)
     };

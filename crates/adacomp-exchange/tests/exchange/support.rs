@@ -1,12 +1,14 @@
 //! A small model, its gradients, and what learners end up with.
 
 use crate::draw::gradient;
+use adacomp::Compressor;
 use adacomp::{Gradient, Kind, Layout, Parameter, Policy, Treatment};
-use adacomp_exchange::{Exchange, Local, Options, Protocol, Strategy, local};
+use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::{Exchange, Local, Options, Strategy, Threads, Transport};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn model() -> Arc<Layout> {
     model_with(Policy::adacomp())
@@ -56,23 +58,46 @@ pub(crate) struct Trace {
 
 /// Runs a number of steps on threads; the trace of each thread, in order.
 pub(crate) fn run(learners: usize, threads: usize, steps: u64, options: impl Into<Options>) -> Vec<Trace> {
-    let options = options.into();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = local(learners, threads, LIMIT)
-            .into_iter()
-            .map(|transport| scope.spawn(move || run_thread(transport, steps, options)))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a thread that ends well")).collect()
-    })
+    run_in_groups(learners, threads, steps, options, usize::MAX)
 }
 
-fn run_thread(transport: Local, steps: u64, options: Options) -> Trace {
-    use adacomp_exchange::Transport;
+/// The same with layers in groups of at least this many elements.
+pub(crate) fn run_in_groups(
+    learners: usize,
+    threads: usize,
+    steps: u64,
+    options: impl Into<Options>,
+    group: usize,
+) -> Vec<Trace> {
+    let options = options.into();
+    Threads { learners, threads, timeout: TIMEOUT }
+        .run(|transport| run_thread(transport, steps, options, group))
+}
+
+/// Begins groups of consecutive layers, from the last to the first, of at least this many elements.
+pub(crate) fn begin_groups(exchange: &mut Exchange<Local>, elements: usize) {
+    let layout = model();
+    let (mut groups, mut size) = (Vec::new(), usize::MAX);
+    for layer in (0..layout.len()).rev() {
+        if size >= elements {
+            groups.push(Vec::new());
+            size = 0;
+        }
+        groups.last_mut().expect("a group").insert(0, layer);
+        size += layout[layer].elements();
+    }
+    groups.iter().for_each(|layers| assert!(exchange.begin_group(layers).is_ok()));
+}
+
+fn run_thread(transport: Local, steps: u64, options: Options, group: usize) -> Trace {
     let hosted = transport.hosted();
     let layout = model();
     let mut exchange = Exchange::new(transport, layout.clone(), options).expect("learners that agree");
     let mut trace = Trace::default();
     for step in 0..steps {
+        if group != usize::MAX {
+            begin_groups(&mut exchange, group);
+        }
         for learner in hosted.clone() {
             for (layer, parameter) in layout.layers().iter().enumerate().rev() {
                 let gradient = gradient(learner, step, layer, parameter.elements());
@@ -85,7 +110,7 @@ fn run_thread(transport: Local, steps: u64, options: Options) -> Trace {
         trace.averages.push(output.iter().flat_map(|layer| bits(layer)).collect());
     }
     for learner in hosted {
-        trace.residuals.push(residuals(exchange.protocol(), learner));
+        trace.residuals.push(residuals(&mut exchange, learner));
     }
     trace
 }
@@ -93,10 +118,36 @@ fn run_thread(transport: Local, steps: u64, options: Options) -> Trace {
 /// For each layer what a learner keeps of its own gradients, and what it keeps as an owner.
 pub(crate) type Residuals = Vec<(Vec<u32>, Vec<u32>)>;
 
-pub(crate) fn residuals(protocol: &mut Protocol, learner: usize) -> Residuals {
+/// Learners, over a transport or by hand.
+pub(crate) trait Learners {
+    fn compressor(&mut self, learner: usize) -> Option<&mut Compressor>;
+    fn owner(&mut self, learner: usize) -> Option<&mut Compressor>;
+}
+
+impl Learners for Exchange<Local> {
+    fn compressor(&mut self, learner: usize) -> Option<&mut Compressor> {
+        Exchange::compressor(self, learner)
+    }
+
+    fn owner(&mut self, learner: usize) -> Option<&mut Compressor> {
+        Exchange::owner(self, learner)
+    }
+}
+
+impl Learners for Protocol {
+    fn compressor(&mut self, learner: usize) -> Option<&mut Compressor> {
+        Protocol::compressor(self, learner)
+    }
+
+    fn owner(&mut self, learner: usize) -> Option<&mut Compressor> {
+        Protocol::owner(self, learner)
+    }
+}
+
+pub(crate) fn residuals(learners: &mut impl Learners, learner: usize) -> Residuals {
     let layer = |layer| {
-        let own = protocol.compressor(learner).and_then(|compressor| compressor.residual(layer).map(bits));
-        let owned = protocol.owner(learner).and_then(|owner| owner.residual(layer).map(bits));
+        let own = learners.compressor(learner).and_then(|compressor| compressor.residual(layer).map(bits));
+        let owned = learners.owner(learner).and_then(|owner| owner.residual(layer).map(bits));
         (own.unwrap_or_default(), owned.unwrap_or_default())
     };
     (0..model().len()).map(layer).collect()

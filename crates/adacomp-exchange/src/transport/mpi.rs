@@ -1,10 +1,10 @@
-//! Learners on many machines, by MPI: one learner a process.
+//! Learners on many machines, by MPI: one learner in each process.
 //!
-//! MPI lives on a thread of its own. It moves bytes while the learner works, and a learner that waits for others can stop
-//! waiting: MPI's own calls know no time limit.
+//! MPI runs on a thread of its own. It moves bytes while the learner works, and a learner that waits for others can stop
+//! waiting: the calls of MPI have no timeout.
 
+use super::{Messages, Transport};
 use crate::error::TransportError;
-use crate::transport::{Incoming, Outgoing, Transport};
 use mpi::Threading;
 use mpi::datatype::{Partition, PartitionMut};
 use mpi::traits::{Communicator, CommunicatorCollectives};
@@ -18,16 +18,16 @@ use std::time::{Duration, Instant};
 pub struct Mpi {
     learner: usize,
     learners: usize,
-    limit: Duration,
-    outgoing: Option<Sender<Outgoing>>,
-    incoming: Receiver<Result<Incoming, TransportError>>,
+    timeout: Duration,
+    outgoing: Option<Sender<Messages>>,
+    incoming: Receiver<Result<Messages, TransportError>>,
     under_way: usize,
     lost: bool,
 }
 
 impl Mpi {
-    /// Starts MPI. Waiting for other learners takes at most `limit` each time.
-    pub fn start(limit: Duration) -> Result<Self, TransportError> {
+    /// Starts MPI. Waiting for other learners takes at most `timeout` each time.
+    pub fn start(timeout: Duration) -> Result<Self, TransportError> {
         let (outgoing, requests) = channel();
         let (replies, incoming) = channel();
         let (introduce, introduced) = channel();
@@ -36,10 +36,10 @@ impl Mpi {
             .spawn(move || serve(&introduce, &requests, &replies))
             .map_err(|error| failed(&error.to_string()))?;
         let (learner, learners) = introduced
-            .recv_timeout(limit)
+            .recv_timeout(timeout)
             .map_err(|_| failed("did not start; is this process run by mpirun?"))?
             .ok_or_else(|| failed("is initialised already, by other code of this process"))?;
-        Ok(Self { learner, learners, limit, outgoing: Some(outgoing), incoming, under_way: 0, lost: false })
+        Ok(Self { learner, learners, timeout, outgoing: Some(outgoing), incoming, under_way: 0, lost: false })
     }
 }
 
@@ -47,11 +47,11 @@ fn failed(reason: &str) -> TransportError {
     TransportError::Transport { transport: "mpi", reason: reason.to_owned() }
 }
 
-/// The thread on which MPI lives: says who it is, then moves bytes until there are no more requests.
+/// Runs MPI on its thread: says who it is, then moves bytes until there are no more requests.
 fn serve(
     introduce: &Sender<Option<(usize, usize)>>,
-    requests: &Receiver<Outgoing>,
-    replies: &Sender<Result<Incoming, TransportError>>,
+    requests: &Receiver<Messages>,
+    replies: &Sender<Result<Messages, TransportError>>,
 ) {
     let Some((universe, _)) = mpi::initialize_with_threading(Threading::Funneled) else {
         let _ = introduce.send(None);
@@ -61,8 +61,10 @@ fn serve(
     let _ = introduce.send(Some((world.rank() as usize, world.size() as usize)));
     for outgoing in requests {
         let incoming = match outgoing {
-            Outgoing::AllGather(mut messages) => gather(&world, messages.pop().unwrap_or_default()),
-            Outgoing::AllToAll(mut messages) => all_to_all(&world, &messages.pop().unwrap_or_default()),
+            Messages::AllGather(mut messages) => {
+                all_gather(&world, messages.pop().map(Arc::unwrap_or_clone).unwrap_or_default())
+            }
+            Messages::AllToAll(mut messages) => all_to_all(&world, &messages.pop().unwrap_or_default()),
         };
         if replies.send(incoming).is_err() {
             return;
@@ -70,7 +72,7 @@ fn serve(
     }
 }
 
-/// The sizes of messages as MPI wants them: 32-bit counts and offsets.
+/// Returns the lengths of messages as MPI wants them: 32-bit counts and offsets.
 fn counts(lengths: impl Iterator<Item = usize>) -> Result<Vec<i32>, TransportError> {
     let counts: Vec<i32> = lengths
         .map(|length| {
@@ -87,13 +89,13 @@ fn offsets(counts: &[i32]) -> Vec<i32> {
     counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect()
 }
 
-fn cut(bytes: &[u8], counts: &[i32]) -> Vec<Vec<u8>> {
+fn split(bytes: &[u8], counts: &[i32]) -> Vec<Vec<u8>> {
     let cuts = counts.iter().zip(offsets(counts));
     cuts.map(|(&count, offset)| bytes[offset as usize..(offset + count) as usize].to_vec()).collect()
 }
 
-/// A buffer of so many bytes. Even an empty one has an address of its own: Rust's address of nothing, 1, is what Open MPI
-/// takes for "in place".
+/// Returns a buffer for these messages. Even an empty one has an address of its own: Rust's address of nothing, 1, is what
+/// Open MPI takes for "in place".
 fn buffer(counts: &[i32]) -> Vec<u8> {
     let length = counts.iter().sum::<i32>() as usize;
     let mut buffer = Vec::with_capacity(length.max(1));
@@ -101,7 +103,10 @@ fn buffer(counts: &[i32]) -> Vec<u8> {
     buffer
 }
 
-fn gather(world: &impl CommunicatorCollectives, mut message: Vec<u8>) -> Result<Incoming, TransportError> {
+fn all_gather(
+    world: &impl CommunicatorCollectives,
+    mut message: Vec<u8>,
+) -> Result<Messages, TransportError> {
     message.reserve(1);
     let length = message.len() as u64;
     let mut lengths = vec![0u64; world.size() as usize];
@@ -111,13 +116,13 @@ fn gather(world: &impl CommunicatorCollectives, mut message: Vec<u8>) -> Result<
     let offsets = offsets(&counts);
     let mut partition = PartitionMut::new(&mut bytes[..], &counts[..], &offsets[..]);
     world.all_gather_varcount_into(&message[..], &mut partition);
-    Ok(Incoming::AllGather(cut(&bytes, &counts).into_iter().map(Arc::new).collect()))
+    Ok(Messages::AllGather(split(&bytes, &counts).into_iter().map(Arc::new).collect()))
 }
 
 fn all_to_all(
     world: &impl CommunicatorCollectives,
     messages: &[Vec<u8>],
-) -> Result<Incoming, TransportError> {
+) -> Result<Messages, TransportError> {
     let own: Vec<u64> = messages.iter().map(|message| message.len() as u64).collect();
     let mut lengths = vec![0u64; world.size() as usize];
     world.all_to_all_into(&own[..], &mut lengths[..]);
@@ -130,7 +135,7 @@ fn all_to_all(
     let sent = Partition::new(&sent[..], &sent_counts[..], &sent_offsets[..]);
     let mut partition = PartitionMut::new(&mut received[..], &received_counts[..], &received_offsets[..]);
     world.all_to_all_varcount_into(&sent, &mut partition);
-    Ok(Incoming::AllToAll(vec![cut(&received, &received_counts)]))
+    Ok(Messages::AllToAll(vec![split(&received, &received_counts)]))
 }
 
 impl Transport for Mpi {
@@ -142,25 +147,25 @@ impl Transport for Mpi {
         self.learner..self.learner + 1
     }
 
-    fn start(&mut self, outgoing: Outgoing) -> Result<(), TransportError> {
-        outgoing.check(1, self.learners)?;
+    fn start(&mut self, messages: Messages) -> Result<(), TransportError> {
+        messages.check(1, self.learners)?;
         self.check_lost()?;
         let gone = || failed("has ended");
-        self.outgoing.as_ref().ok_or_else(gone)?.send(outgoing).map_err(|_| gone())?;
+        self.outgoing.as_ref().ok_or_else(gone)?.send(messages).map_err(|_| gone())?;
         self.under_way += 1;
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Incoming, TransportError> {
+    fn finish(&mut self) -> Result<Messages, TransportError> {
         self.check_lost()?;
         if self.under_way == 0 {
             return Err(TransportError::NotStarted);
         }
         self.under_way -= 1;
-        let incoming = self.incoming.recv_timeout(self.limit).unwrap_or_else(|error| match error {
+        let incoming = self.incoming.recv_timeout(self.timeout).unwrap_or_else(|error| match error {
             // Who it is that does not answer, MPI does not say.
             RecvTimeoutError::Timeout => {
-                Err(TransportError::TimeOut { learners: Vec::new(), limit: self.limit })
+                Err(TransportError::Timeout { learners: Vec::new(), timeout: self.timeout })
             }
             RecvTimeoutError::Disconnected => Err(failed("has ended")),
         });
@@ -170,7 +175,7 @@ impl Transport for Mpi {
 }
 
 impl Mpi {
-    /// After a time-out an answer may still come, and would be taken for that of another round.
+    /// Refuses to go on after a timeout: an answer may still come, and would be taken for that of another round.
     fn check_lost(&self) -> Result<(), TransportError> {
         if self.lost { Err(failed("has lost a learner")) } else { Ok(()) }
     }
@@ -181,7 +186,7 @@ impl Drop for Mpi {
         // MPI ends with its thread, which ends when there are no more requests; but ending waits for all learners, so this
         // must not wait for longer than for anything else.
         self.outgoing = None;
-        let deadline = Instant::now() + self.limit;
+        let deadline = Instant::now() + self.timeout;
         while !self.lost && Instant::now() < deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             if matches!(self.incoming.recv_timeout(left), Err(RecvTimeoutError::Disconnected)) {

@@ -1,30 +1,28 @@
-//! A number of steps with made-up gradients, the same on every engine: prints a checksum of the last averaged
-//! gradient and of each learner's residuals. The tests compare engines with it, and end it at awkward moments.
+//! The program that `tests/mpi.rs` runs, and ends at awkward moments: steps with made-up gradients, the same on every
+//! transport. Prints a checksum of the last averaged gradient and of each learner's residuals.
 //!
-//! `cargo run --example steps -- local 4 --strategy reduce`, or with the feature `mpi`
-//! `mpirun -n 4 target/debug/examples/steps mpi --strategy reduce`.
+//! `exchange-learner threads 4 --strategy reduce` or `mpirun -n 4 exchange-learner mpi --strategy reduce`.
 
 use adacomp::{Gradient, Outcome, Parameter, Policy};
 use adacomp_exchange::{
-    Exchange, ExchangeError, Incoming, LearnerState, Outgoing, Strategy, TIMEOUT, Transport, TransportError,
-    local,
+    Exchange, ExchangeError, LearnerState, Messages, Strategy, TIMEOUT, Threads, Transport, TransportError,
 };
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-#[path = "../tests/exchange/draw.rs"]
+#[path = "../exchange/draw.rs"]
 mod draw;
 
 struct Settings {
-    engine: String,
+    transport: String,
     learners: usize,
     strategies: Vec<Strategy>,
     steps: u64,
     /// Elements of the large layer.
     elements: usize,
-    limit: Duration,
+    timeout: Duration,
     /// Learner and step at which to stop and wait to be killed, and in which phase.
     stop: Option<(usize, u64, String)>,
     /// Where to save the state after each step, and load it from.
@@ -37,7 +35,7 @@ fn main() -> ExitCode {
     let settings = match read(std::env::args().skip(1)) {
         Ok(settings) => settings,
         Err(error) => {
-            eprintln!("{error}\nsee the top of examples/steps.rs");
+            eprintln!("{error}\nsee the top of tests/rig/learner.rs");
             return ExitCode::from(2);
         }
     };
@@ -54,12 +52,12 @@ fn main() -> ExitCode {
 
 fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String> {
     let mut settings = Settings {
-        engine: arguments.next().ok_or("no engine given: local or mpi")?,
+        transport: arguments.next().ok_or("no transport given: threads or mpi")?,
         learners: 4,
         strategies: Strategy::ALL.to_vec(),
         steps: 20,
         elements: 20_000,
-        limit: TIMEOUT,
+        timeout: TIMEOUT,
         stop: None,
         state: None,
         differ: None,
@@ -74,7 +72,7 @@ fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String>
             }
             "--steps" => settings.steps = number(value()?)?,
             "--elements" => settings.elements = number(value()?)? as usize,
-            "--limit-ms" => settings.limit = Duration::from_millis(number(value()?)?),
+            "--timeout-ms" => settings.timeout = Duration::from_millis(number(value()?)?),
             "--stop" => settings.stop = Some((number(value()?)? as usize, number(value()?)?, value()?)),
             "--differ" => settings.differ = Some(number(value()?)? as usize),
             "--state" => settings.state = Some(PathBuf::from(value()?)),
@@ -85,35 +83,24 @@ fn read(mut arguments: impl Iterator<Item = String>) -> Result<Settings, String>
 }
 
 fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    match settings.engine.as_str() {
-        "local" => {
-            for &strategy in &settings.strategies {
-                std::thread::scope(|scope| {
-                    let transports = local(settings.learners, 2, settings.limit);
-                    let threads: Vec<_> = transports
-                        .into_iter()
-                        .map(|transport| scope.spawn(move || steps(transport, strategy, settings).map(drop)))
-                        .collect();
-                    threads
-                        .into_iter()
-                        .try_for_each(|thread| thread.join().expect("a thread that does not panic"))
-                })?;
-            }
-            Ok(())
+    match settings.transport.as_str() {
+        "threads" => {
+            let threads = Threads { learners: settings.learners, threads: 2, timeout: settings.timeout };
+            let steps = |strategy| threads.run(|transport| steps(transport, strategy, settings).map(drop));
+            settings.strategies.iter().flat_map(|&strategy| steps(strategy)).collect()
         }
-        #[cfg(feature = "mpi")]
         "mpi" => {
-            let mut transport = adacomp_exchange::Mpi::start(settings.limit)?;
+            let mut transport = adacomp_exchange::Mpi::start(settings.timeout)?;
             for &strategy in &settings.strategies {
                 transport = steps(transport, strategy, settings)?;
             }
             Ok(())
         }
-        other => Err(format!("unknown engine `{other}`, or built without it").into()),
+        other => Err(format!("unknown transport `{other}`").into()),
     }
 }
 
-/// A transport that stops its learner once so many rounds have come, before they are looked at.
+/// A transport that stops its learner once this many rounds have come, before they are looked at.
 struct Stopping<C> {
     inner: C,
     stop_after: Option<usize>,
@@ -128,11 +115,11 @@ impl<C: Transport> Transport for Stopping<C> {
         self.inner.hosted()
     }
 
-    fn start(&mut self, outgoing: Outgoing) -> Result<(), TransportError> {
+    fn start(&mut self, outgoing: Messages) -> Result<(), TransportError> {
         self.inner.start(outgoing)
     }
 
-    fn finish(&mut self) -> Result<Incoming, TransportError> {
+    fn finish(&mut self) -> Result<Messages, TransportError> {
         let incoming = self.inner.finish();
         self.stop_after = self.stop_after.map(|rounds| rounds - 1);
         if self.stop_after == Some(0) {
@@ -173,7 +160,7 @@ fn steps<C: Transport>(
     if let Some(files) = &mut files {
         files.load(&mut exchange)?;
     }
-    for step in exchange.protocol().step()..settings.steps {
+    for step in exchange.step()..settings.steps {
         let gradients: Vec<Vec<Vec<f32>>> = hosted
             .clone()
             .map(|learner| {
@@ -201,7 +188,12 @@ fn steps<C: Transport>(
         // The first round is under way now.
         stop("exchange");
         if stop_phase == Some("decode") {
-            let rounds = exchange.protocol().rounds();
+            // All of them but the verdict.
+            let rounds = match strategy {
+                Strategy::Gather => 1,
+                Strategy::Dense | Strategy::Sharded => 2,
+                Strategy::Reduce => 3,
+            };
             exchange.transport().stop_after = Some(rounds);
         }
         let mut slices: Vec<&mut [f32]> = output.iter_mut().map(Vec::as_mut_slice).collect();
@@ -220,12 +212,11 @@ fn steps<C: Transport>(
     for learner in hosted.clone() {
         let mut residuals = Checksum::default();
         for layer in 0..lengths.len() {
-            let protocol = exchange.protocol();
-            let own = protocol
+            let own = exchange
                 .compressor(learner)
                 .and_then(|compressor| compressor.residual(layer))
                 .map(<[f32]>::to_vec);
-            let owned = protocol.owner(learner).and_then(|owner| owner.residual(layer)).map(<[f32]>::to_vec);
+            let owned = exchange.owner(learner).and_then(|owner| owner.residual(layer)).map(<[f32]>::to_vec);
             own.into_iter().chain(owned).flatten().for_each(|value| residuals.add(value.to_bits()));
         }
         lines += &format!(
@@ -261,10 +252,7 @@ impl StateFiles<'_> {
             |step: &u64| self.hosted.clone().all(|learner| self.path(learner, *step, "residuals").exists());
         let newest = (1..1000).rev().find(saved).unwrap_or(0);
         let steps = vec![newest.to_le_bytes().to_vec(); self.hosted.len()];
-        exchange.transport().start(Outgoing::AllGather(steps))?;
-        let Incoming::AllGather(steps) = exchange.transport().finish()? else {
-            return Err("out of step".into());
-        };
+        let steps = exchange.transport().all_gather(steps)?;
         let steps =
             steps.iter().filter_map(|bytes| bytes.first_chunk()).map(|bytes| u64::from_le_bytes(*bytes));
         let step = steps.min().unwrap_or(0);
@@ -279,7 +267,7 @@ impl StateFiles<'_> {
             };
             Ok(LearnerState { residuals, owner })
         });
-        exchange.protocol().load(&states.collect::<std::io::Result<Vec<_>>>()?)?;
+        exchange.load(&states.collect::<std::io::Result<Vec<_>>>()?)?;
         Ok(())
     }
 
@@ -287,15 +275,15 @@ impl StateFiles<'_> {
         &self,
         exchange: &mut Exchange<C>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let step = exchange.protocol().step();
-        for (learner, state) in self.hosted.clone().zip(exchange.protocol().save()?) {
+        let step = exchange.step();
+        for (learner, state) in self.hosted.clone().zip(exchange.save()?) {
             let write = |what: &str, bytes: &[u8]| {
                 let path = self.path(learner, step, what);
                 let temporary = path.with_extension("new");
                 std::fs::write(&temporary, bytes)?;
                 std::fs::rename(temporary, path)
             };
-            // The residuals last: once they are there, the state is whole.
+            // The residuals last: once they are there, the state is complete.
             state.owner.as_ref().map_or(Ok(()), |owner| write("owner", owner))?;
             write("residuals", &state.residuals)?;
             for what in ["residuals", "owner"] {

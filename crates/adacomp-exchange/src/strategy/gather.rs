@@ -1,0 +1,64 @@
+//! The paper's strategy: every learner sends its frame to all.
+
+use super::{Fault, Rounds};
+use crate::error::Cause;
+use crate::message::Context;
+use crate::protocol::Learner;
+use adacomp::{AverageError, Averager, Outcome};
+
+#[derive(Default)]
+pub(crate) struct Gather {
+    averager: Option<Averager>,
+}
+
+impl Rounds for Gather {
+    fn send(&mut self, context: &Context<'_>, learner: &mut Learner, receiver: usize, message: &mut Vec<u8>) {
+        learner
+            .compressor
+            .encode_layers(context.options.codec, learner.number, context.step, context.layers, message)
+            .expect("all layers of a group are submitted before its first round");
+        let copies = context.collective().copies(learner.number, receiver, context.learners);
+        for &layer in context.layers {
+            let bytes = learner.compressor.layer_statistics(layer).bytes;
+            learner.traffic.layers[layer].sent += (copies * bytes) as u64;
+        }
+    }
+
+    fn receive_all(
+        &mut self,
+        context: &Context<'_>,
+        learners: &mut [Learner],
+        contents: &[&[u8]],
+    ) -> Result<Option<usize>, Fault> {
+        let averager = self.averager.get_or_insert_with(|| Averager::new(context.layout.clone()));
+        match averager.check_layers(context.step, contents, context.layers).map_err(fault)? {
+            Outcome::Averaged => {
+                for (sender, layer, bytes) in averager.sections() {
+                    for learner in learners.iter_mut().filter(|learner| learner.number != sender) {
+                        learner.traffic.layers[layer].received += bytes as u64;
+                    }
+                }
+                Ok(None)
+            }
+            Outcome::NonFinite { learner } => Ok(Some(learner)),
+        }
+    }
+
+    fn write(&mut self, _context: &Context<'_>, output: &mut [&mut [f32]]) {
+        if let Some(averager) = &mut self.averager {
+            averager.write(output).expect("the frames and the output have been checked");
+        }
+    }
+}
+
+fn fault(error: AverageError) -> Fault {
+    let (sender, cause) = match error {
+        AverageError::Frame { learner, source } => (learner, Cause::Contents(source)),
+        AverageError::Step { learner, expected, actual } => (learner, Cause::Step { expected, actual }),
+        AverageError::Learner { expected, actual } => {
+            (expected, Cause::Misrouted { sender: actual, receiver: None })
+        }
+        other => (0, Cause::Frame(other)),
+    };
+    Fault { sender, cause }
+}

@@ -1,0 +1,192 @@
+//! The four strategies. Each says which bytes go to whom in each round, and does no I/O.
+//!
+//! To add one: a variant of [`Strategy`] with its rounds, and a type that implements [`Rounds`], or [`CompressedLayers`] if it
+//! exchanges layer by layer.
+
+mod by_layer;
+mod gather;
+mod reduce;
+mod sharded;
+
+use crate::error::Cause;
+use crate::message::Context;
+use crate::protocol::Learner;
+use adacomp::{Layout, Treatment, UnknownName};
+use by_layer::ByLayer;
+#[cfg(doc)]
+use by_layer::CompressedLayers;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+/// How learners turn their gradients into the averaged one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// Sends all layers in f32: each owner averages its share and sends it to all. The traffic of a ring.
+    Dense,
+    /// The paper's: every learner sends its frame to all. What a learner receives grows with their number.
+    Gather,
+    /// Learners agree on one scale for each layer; owners add signs as integers and send the coded sums to all. What a learner
+    /// receives grows with the logarithm of their number.
+    Reduce,
+    /// Owners average their share, compress it again with a residual of their own, and send that to all. What a learner
+    /// receives does not grow with their number, but values wait twice.
+    Sharded,
+}
+
+impl Strategy {
+    /// All strategies.
+    pub const ALL: [Self; 4] = [Self::Dense, Self::Gather, Self::Reduce, Self::Sharded];
+
+    /// Returns the collective operation of each round.
+    pub(crate) fn rounds(self) -> &'static [Collective] {
+        match self {
+            Self::Dense | Self::Sharded => &[Collective::AllToAll, Collective::AllGather],
+            Self::Gather => &[Collective::AllGather],
+            Self::Reduce => &[Collective::AllGather, Collective::AllToAll, Collective::AllGather],
+        }
+    }
+
+    /// Creates what the strategy remembers of a group of layers from round to round.
+    pub(crate) fn group(self) -> Box<dyn Rounds> {
+        match self {
+            Self::Dense => Box::new(ByLayer::<()>::default()),
+            Self::Gather => Box::new(gather::Gather::default()),
+            Self::Reduce => Box::new(ByLayer::<reduce::Reduce>::default()),
+            Self::Sharded => Box::new(ByLayer::<sharded::Sharded>::default()),
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Dense => "dense",
+            Self::Gather => "gather",
+            Self::Reduce => "reduce",
+            Self::Sharded => "sharded",
+        })
+    }
+}
+
+impl FromStr for Strategy {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let strategy = Self::ALL.into_iter().find(|strategy| strategy.to_string() == name);
+        let expected = "gather, reduce or sharded";
+        strategy.ok_or_else(|| UnknownName { what: "strategy", given: name.to_owned(), expected })
+    }
+}
+
+/// The collective operation of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Collective {
+    AllGather,
+    AllToAll,
+}
+
+impl Collective {
+    /// Returns to how many other learners a message goes.
+    pub(crate) fn copies(self, sender: usize, receiver: usize, learners: usize) -> usize {
+        match self {
+            Self::AllGather => learners - 1,
+            Self::AllToAll => usize::from(receiver != sender),
+        }
+    }
+}
+
+/// What is wrong with a message, and who sent it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Fault {
+    pub(crate) sender: usize,
+    pub(crate) cause: Cause,
+}
+
+impl Fault {
+    /// Returns a function that makes a fault of what is wrong with a sender's message.
+    pub(crate) fn of<C: Into<Cause>>(sender: usize) -> impl Fn(C) -> Self {
+        move |cause| Self { sender, cause: cause.into() }
+    }
+}
+
+/// A strategy's rounds, for one group of layers.
+pub(crate) trait Rounds: Send + Sync {
+    /// Appends what a learner that is hosted here sends to a receiver. In an all-gather the receiver is the learner itself.
+    fn send(&mut self, context: &Context<'_>, learner: &mut Learner, receiver: usize, message: &mut Vec<u8>);
+
+    /// Takes what all learners sent to one that is hosted here, in an all-to-all round.
+    fn receive(
+        &mut self,
+        _context: &Context<'_>,
+        _learner: &mut Learner,
+        _contents: &[&[u8]],
+    ) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    /// Takes what all learners sent to all, in an all-gather round. Returns the first learner whose contents say that its
+    /// gradient is not finite.
+    fn receive_all(
+        &mut self,
+        context: &Context<'_>,
+        learners: &mut [Learner],
+        contents: &[&[u8]],
+    ) -> Result<Option<usize>, Fault>;
+
+    /// Writes the averaged gradient, a slice for each of the group's layers.
+    fn write(&mut self, context: &Context<'_>, output: &mut [&mut [f32]]);
+}
+
+/// Returns the elements of a layer that a learner owns: the same number of bins for each learner, as nearly as can be. A layer
+/// without bins is cut between any two elements.
+///
+/// Where bins do not divide evenly, which owners get one more depends on the layer, so that many small layers do not all
+/// fall to the same owners.
+pub(crate) fn share(layout: &Layout, layer: usize, owner: usize, learners: usize) -> Range<usize> {
+    let elements = layout[layer].elements();
+    let bin = match layout[layer].treatment {
+        Treatment::Bins(bin) => bin as usize,
+        _ => 1,
+    };
+    let bins = elements.div_ceil(bin) as u128;
+    let (learners, phase) = (learners as u128, layer as u128 * 7919 % learners as u128);
+    let cut = |owner: usize| elements.min(((bins * owner as u128 + phase) / learners) as usize * bin);
+    cut(owner)..cut(owner + 1)
+}
+
+/// Returns the entry at this index, which is created if it is not there.
+fn slot<T: Default>(entries: &mut Vec<T>, index: usize) -> &mut T {
+    if entries.len() <= index {
+        entries.resize_with(index + 1, T::default);
+    }
+    &mut entries[index]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share;
+    use adacomp::{Parameter, Policy};
+
+    #[test]
+    fn shares_cover_each_layer_and_are_balanced() {
+        // Many layers with fewer bins than there are learners, as in large models on many machines.
+        let parameters = (0..300).map(|number| Parameter::new(format!("{number}"), &[21, 500]));
+        let layout = Policy::adacomp().layout(parameters).unwrap();
+        for learners in [1, 2, 7, 128] {
+            let mut owned = vec![0; learners];
+            for layer in 0..layout.len() {
+                let mut next = 0;
+                for (owner, owned) in owned.iter_mut().enumerate() {
+                    let share = share(&layout, layer, owner, learners);
+                    assert_eq!((share.start, share.start % 500), (next, 0));
+                    *owned += share.len();
+                    next = share.end;
+                }
+                assert_eq!(next, 21 * 500);
+            }
+            let (most, mean) = (*owned.iter().max().unwrap(), owned.iter().sum::<usize>() / learners);
+            assert!(most as f64 <= 1.15 * mean as f64, "{learners} learners: {most} over {mean}");
+        }
+    }
+}
