@@ -51,9 +51,9 @@ pub(crate) struct Learner {
     pub(crate) compressor: Compressor,
     /// What it keeps as an owner with `sharded`: the residuals of its shares of averaged gradients.
     pub(crate) owner: Option<Compressor>,
-    /// Values of the owner's residual that the step has changed, as they were before: layer, element, value. A step that is
-    /// dropped returns what came to an owner to its senders, so it must not stay here.
-    pub(crate) owner_before: Vec<(u32, u32, f32)>,
+    /// Values of the owner's residual that the step changes, as they were before: for each layer, element and value. A step
+    /// that is dropped returns what came to an owner to its senders, so it must not stay here.
+    pub(crate) owner_before: Vec<(usize, Vec<(u32, f32)>)>,
     pub(crate) traffic: Traffic,
     /// What it has refused in this step.
     fault: Option<Fault>,
@@ -86,13 +86,11 @@ impl Learner {
         self.compressor.rollback();
         let Some(owner) = &mut self.owner else { return };
         owner.rollback();
-        for changed in self.owner_before.chunk_by(|one, other| one.0 == other.0) {
-            let layer = changed[0].0 as usize;
+        for (layer, changed) in self.owner_before.drain(..) {
             let mut residual = owner.residual(layer).unwrap_or_default().to_vec();
-            changed.iter().for_each(|&(_, index, value)| residual[index as usize] = value);
+            changed.into_iter().for_each(|(index, value)| residual[index as usize] = value);
             owner.set_residual(layer, &residual);
         }
-        self.owner_before.clear();
     }
 }
 

@@ -11,11 +11,11 @@ use adacomp::internal::{
 use adacomp::{DecodeError, Selected};
 use std::ops::Range;
 
-/// Elements whose signs are added up in the nearest cache.
+/// The number of elements whose signs are added up in the nearest cache.
 const BLOCK: usize = 1 << 12;
 
-/// Adds up the signs of all senders, each with its selection from a range in ascending order: the elements whose sum is not 0, by
-/// their offset in the range, and the sum.
+/// Adds up the signs of all senders, each with its selection from a range in ascending order. Writes the elements whose sum is
+/// not 0, by their offset in the range, and the sum.
 pub(crate) fn add_signs(senders: &[Vec<Selected>], range: Range<usize>, sums: &mut Vec<(u32, i32)>) {
     sums.clear();
     let mut rests: Vec<&[Selected]> = senders.iter().map(Vec::as_slice).collect();
@@ -44,7 +44,7 @@ pub(crate) fn add_signs(senders: &[Vec<Selected>], range: Range<usize>, sums: &m
     }
 }
 
-/// Appends the sums of so many elements to `out`: those that are not 0, by ascending index.
+/// Appends the sums of this many elements to `out`. `sums` are those that are not 0, by ascending index.
 pub fn encode_sums(elements: usize, sums: &[(u32, i32)], out: &mut Vec<u8>) {
     let mut magnitudes: Vec<u32> = sums.iter().map(|(_, sum)| sum.unsigned_abs()).collect();
     if is_crowded(sums.len(), elements) {
@@ -67,12 +67,12 @@ pub fn encode_sums(elements: usize, sums: &[(u32, i32)], out: &mut Vec<u8>) {
     }
 }
 
-/// Whether so many are more than three in five: from there on it takes fewer bits to write the others.
+/// Returns whether `count` is more than three in five: from there on it takes fewer bits to write the others.
 fn is_crowded(count: usize, of: usize) -> bool {
     5 * count > 3 * of
 }
 
-/// Which magnitudes reach a level.
+/// Appends which magnitudes reach a level.
 fn encode_larger(magnitudes: &[u32], level: u32, out: &mut Vec<u8>) {
     let larger = magnitudes.iter().filter(|magnitude| **magnitude >= level).count();
     write_varint(larger as u32, out);
@@ -89,13 +89,13 @@ fn encode_larger(magnitudes: &[u32], level: u32, out: &mut Vec<u8>) {
     bits.finish();
 }
 
-/// How many positions are written, and whether they are of those that reach the level.
+/// Returns how many positions are written, and whether they are of those that reach the level.
 fn written(larger: usize, of: usize) -> (usize, bool) {
     if is_crowded(larger, of) { (of - larger, false) } else { (larger, true) }
 }
 
-/// Reads so many sums of at most `most` either way from the front of `bytes`, which moves past them, and hands over those
-/// that are not 0.
+/// Reads the sums of this many elements, of at most `most` either way, from the front of `bytes`, which moves past them. Calls
+/// `take` with the index and value of those that are not 0.
 pub fn decode_sums(
     bytes: &mut &[u8],
     layer: usize,
@@ -120,7 +120,7 @@ pub fn decode_sums(
     Ok(())
 }
 
-/// The elements whose sum is not 0, with their signs.
+/// Returns the elements whose sum is not 0, with their signs.
 fn decode_nonzero(bytes: &mut &[u8], layer: usize, elements: usize) -> Result<Vec<Selected>, DecodeError> {
     let mut selected = Vec::new();
     let count = read_varint(&mut &**bytes, "a count")? as usize;
@@ -141,7 +141,7 @@ fn decode_nonzero(bytes: &mut &[u8], layer: usize, elements: usize) -> Result<Ve
     Ok(selected)
 }
 
-/// Those of these positions that reach the next level.
+/// Returns those of these positions that reach the next level.
 fn decode_larger(bytes: &mut &[u8], layer: usize, reached: &[u32]) -> Result<Vec<u32>, DecodeError> {
     let larger = read_varint(bytes, "a count")? as usize;
     if larger > reached.len() {
@@ -176,7 +176,7 @@ mod tests {
     use adacomp::Selected;
     use fastrand::Rng;
 
-    /// Sums of so many learners' signs, each of which is there with a chance of 1 in `rare`.
+    /// Returns sums of the signs of this many learners, each of which is there with a chance of 1 in `rare`.
     fn sums(elements: usize, learners: u64, rare: u64, random: &mut Rng) -> Vec<i32> {
         let mut one = || match random.u64(..2 * rare) {
             0 => 1,

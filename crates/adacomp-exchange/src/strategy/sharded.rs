@@ -47,15 +47,21 @@ impl CompressedLayers for Sharded {
     ) -> Result<(), Fault> {
         let layer = context.layers[index];
         let share = context.share(layer, learner.number);
+        let residual = learner.owner.as_mut().and_then(|owner| owner.residual(layer)).unwrap_or_default();
+        let mut before = Vec::new();
         self.average.clear();
         self.average.resize(share.len(), 0.0);
         for (sender, bytes) in contents.iter_mut().enumerate() {
             let scale = read_selection(bytes, layer, share.clone(), &mut self.selected);
             let scale = scale.map_err(Fault::of(sender))?;
+            before.reserve(self.selected.len());
             for (index, value) in sparse(scale, &self.selected).elements() {
-                self.average[index - share.start] += value;
+                let index = index - share.start;
+                before.push((index as u32, residual[index]));
+                self.average[index] += value;
             }
         }
+        learner.owner_before.push((layer, before));
         let factor = 1.0 / contents.len() as f32;
         self.average.iter_mut().for_each(|value| *value *= factor);
         compress_average(layer, learner, &self.average, Sending::Compressed)
@@ -73,6 +79,8 @@ impl CompressedLayers for Sharded {
         if !context.layout[layer].treatment.selects() {
             return Ok(());
         }
+        let residual = learner.owner.as_mut().and_then(|owner| owner.residual(layer)).unwrap_or_default();
+        learner.owner_before.push((layer, (0..).zip(residual.iter().copied()).collect()));
         compress_average(layer, learner, average, Sending::Flush)?;
         let packet = learner.owner.as_ref().and_then(|owner| owner.packet(layer));
         if let Some(Packet::Dense(values)) = packet {
@@ -113,24 +121,20 @@ impl CompressedLayers for Sharded {
     }
 }
 
-/// Compresses an average as its owner, and notes what that changes in the owner's residual.
+/// Compresses an average as its owner.
 fn compress_average(
     layer: usize,
     learner: &mut Learner,
     average: &[f32],
     sending: Sending,
 ) -> Result<(), Fault> {
-    let Learner { number, owner: Some(owner), owner_before, .. } = learner else { return Ok(()) };
-    let residual = owner.residual(layer).unwrap_or_default();
-    let changed = (0..).zip(residual).zip(average);
-    let changed = changed.filter(|((_, kept), value)| (**kept + **value).to_bits() != kept.to_bits());
-    owner_before.extend(changed.map(|((index, kept), _)| (layer as u32, index, *kept)));
+    let Some(owner) = &mut learner.owner else { return Ok(()) };
     let compressed = owner.compress_layer(layer, average.into(), sending);
     // Only a sum of scales that overflows is refused here.
     if compressed.is_ok() && owner.layer_statistics(layer).bad_bins == 0 {
         Ok(())
     } else {
-        Err(Fault::of(*number)(DecodeError::Value { layer }))
+        Err(Fault::of(learner.number)(DecodeError::Value { layer }))
     }
 }
 

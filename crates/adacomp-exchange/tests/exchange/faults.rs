@@ -190,6 +190,25 @@ fn after_a_refused_step_the_learners_can_go_on() {
 }
 
 #[test]
+fn a_flush_that_is_dropped_leaves_owners_what_they_kept() {
+    let mut protocols = protocols(LEARNERS, Strategy::Sharded);
+    submit(&mut protocols, 0);
+    assert!(carry(&mut protocols, |_, _| {}).iter().all(Result::is_ok));
+    let before: Vec<_> =
+        protocols.iter_mut().enumerate().map(|(learner, protocol)| residuals(protocol, learner)).collect();
+    protocols.iter_mut().for_each(|protocol| protocol.set_sending(adacomp::Sending::Flush));
+    submit(&mut protocols, 1);
+    // In the last round, when owners have taken the gradients in.
+    let results = carry(&mut protocols, |place, message| {
+        if place == (1, 0, 2) {
+            message[5] ^= 1;
+        }
+    });
+    assert!(results.iter().all(Result::is_err));
+    check_dropped(&mut protocols, &before, 1, Strategy::Sharded);
+}
+
+#[test]
 fn a_verdict_that_cannot_be_read_is_an_error_for_its_receiver() {
     for change in [0, 3, 6] {
         let mut protocols = protocols(2, Strategy::Gather);
