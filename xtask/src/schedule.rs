@@ -13,6 +13,7 @@ pub(crate) enum Lane {
     /// Downloads, which need no processor.
     Fetch,
     Rust,
+    /// What need not wait for Burn.
     Python,
 }
 
