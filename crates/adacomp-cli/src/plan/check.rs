@@ -1,6 +1,8 @@
-//! The cost model against what was measured.
+//! Compares the cost model with what was measured.
 
-use super::{Machine, Model, Prediction, Setting, Way, predict, units};
+use super::cost::{Prediction, Setting, predict};
+use super::{Machine, Model, parse_bandwidth};
+use adacomp_exchange::Strategy;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -20,22 +22,23 @@ struct Measured {
 
 /// A step time that was predicted, and what it was.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Checked {
-    pub(crate) workload: String,
-    pub(crate) learners: usize,
-    pub(crate) link: String,
-    pub(crate) way: Way,
-    pub(crate) measured: f64,
-    pub(crate) predicted: f64,
+pub(super) struct Checked {
+    pub(super) workload: String,
+    pub(super) learners: usize,
+    pub(super) link: String,
+    #[serde(with = "crate::config::text")]
+    pub(super) strategy: Strategy,
+    pub(super) measured: f64,
+    pub(super) predicted: f64,
     /// Step time relative to dense, measured and predicted.
-    pub(crate) measured_ratio: f64,
-    pub(crate) predicted_ratio: f64,
+    pub(super) measured_ratio: f64,
+    pub(super) predicted_ratio: f64,
     /// Whether the link is one of those that predictions must be right for.
-    pub(crate) slow: bool,
+    pub(super) slow: bool,
     /// By how much the prediction is too long, as a share of what was measured.
-    pub(crate) error: f64,
+    pub(super) error: f64,
     /// Whether it is on the other side of break-even, by more than one part in ten.
-    pub(crate) wrong_side: bool,
+    pub(super) wrong_side: bool,
 }
 
 /// See [`Checked::wrong_side`].
@@ -45,16 +48,16 @@ fn is_on_the_wrong_side(measured_ratio: f64, predicted_ratio: f64) -> bool {
         || (measured_ratio < 1.0 / margin && predicted_ratio > 1.0)
 }
 
-/// The link that nothing limits, where what a message takes is measured.
+/// The link that nothing limits, where the bytes of a message are taken from.
 const UNSHAPED: &str = "unshaped";
 /// Links up to this, in bytes a second, count.
 const SLOW: f64 = 125e6;
 /// A link between two namespaces of one machine.
 const LATENCY: f64 = 50e-6;
 
-/// Predicts what the benchmark has measured. It is told of each case what a step takes without communication, and of each
-/// workload how many bytes a message has; all else is predicted.
-pub(crate) fn check(path: &Path, machine: &Machine) -> Result<Vec<Checked>> {
+/// Predicts what the benchmark has measured. Given are the time of a step without communication in each case, and the bytes of a
+/// message of each workload; the rest is predicted.
+pub(super) fn check(path: &Path, machine: &Machine) -> Result<Vec<Checked>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     // Others are of memory.
     let lines = text.lines().enumerate().filter(|(_, line)| line.contains("\"step_seconds\""));
@@ -80,7 +83,7 @@ pub(crate) fn check(path: &Path, machine: &Machine) -> Result<Vec<Checked>> {
         ensure!(dense.learners > 1, "{}: one learner has nobody to exchange with", path.display());
         let bytes = message.said_bytes / (dense.learners - 1) as f64;
         let model = Model::measured(&dense.workload, dense.parameters, dense.workload == "resnet18", bytes);
-        let bandwidth = if dense.link == UNSHAPED { f64::INFINITY } else { units::bandwidth(&dense.link)? };
+        let bandwidth = if dense.link == UNSHAPED { f64::INFINITY } else { parse_bandwidth(&dense.link)? };
         let setting = Setting {
             learners: dense.learners,
             bandwidth,
@@ -89,16 +92,17 @@ pub(crate) fn check(path: &Path, machine: &Machine) -> Result<Vec<Checked>> {
             crowding: (dense.learners as f64 / dense.cores).max(1.0),
         };
         let predictions = predict(&model, &setting, machine);
-        for Prediction { way, step, .. } in &predictions {
-            let method = if *way == Way::Dense { "builtin" } else { way.name() };
-            let Some(line) = find(dense, &dense.link, method) else { continue };
+        for Prediction { strategy, step, .. } in &predictions {
+            let method =
+                if *strategy == Strategy::Dense { "builtin".to_owned() } else { strategy.to_string() };
+            let Some(line) = find(dense, &dense.link, &method) else { continue };
             let measured_ratio = line.step_seconds / dense.step_seconds;
             let predicted_ratio = step / predictions[0].step;
             checked.push(Checked {
                 workload: dense.workload.clone(),
                 learners: dense.learners,
                 link: dense.link.clone(),
-                way: *way,
+                strategy: *strategy,
                 measured: line.step_seconds,
                 predicted: *step,
                 measured_ratio,

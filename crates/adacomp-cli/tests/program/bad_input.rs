@@ -60,9 +60,10 @@ fn settings_that_make_no_sense() {
         ("plan digits --bandwidth 0gbit", "a link speed of 0gbit: choose more than 0"),
         ("plan digits --latency 3", "a time of `3`: write it like 0.3s, 20ms or 50us"),
         ("plan digits --compute 0s", "a step of 0s: choose more than 0"),
-        ("plan digits --conv-rate 0.5", "a rate of 0.5: choose a number from 1 on"),
+        ("plan digits --conv-ratio 0.5", "a ratio of 0.5: choose a number from 1 on"),
         ("plan --check nothing", "cannot read nothing"),
         ("train digits --scheme nonsense", "[possible values: dense, adacomp, local-selection, top-k, f16]"),
+        ("train digits --strategy dense", "[possible values: gather, reduce, sharded]"),
         ("train digits --learners some", "invalid value 'some'"),
         ("train digits --nonsense", "unexpected argument '--nonsense'"),
         ("train", "<RECIPE>"),
@@ -79,7 +80,11 @@ fn settings_that_make_no_sense() {
 fn mpi_without_mpi() {
     let folder = Folder::new();
     if cfg!(not(feature = "mpi")) {
-        refused(&folder, "train digits --engine mpi", "build it with `cargo build --release --features mpi`");
+        refused(
+            &folder,
+            "train digits --transport mpi",
+            "build it with `cargo build --release --features mpi`",
+        );
     }
 }
 

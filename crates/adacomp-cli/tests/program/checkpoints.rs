@@ -85,7 +85,7 @@ fn a_run_that_was_interrupted_early_has_saved_what_it_has() {
     assert_eq!(checkpoint("run"), "checkpoint-00000138");
 }
 
-/// One that was begun before sizes in other codes were counted.
+/// One that was begun before sizes in other codes and the bytes of a ring were counted.
 #[test]
 fn an_older_checkpoint_goes_on() {
     let folder = Folder::new();
@@ -99,9 +99,24 @@ fn an_older_checkpoint_goes_on() {
     for sums in saved["epoch"].as_array_mut().unwrap() {
         let sums = sums.as_object_mut().unwrap();
         assert!(sums.remove("paper").is_some() && sums.remove("floor").is_some());
+        assert!(sums.remove("ring_copies").is_some());
     }
-    std::fs::write(path, saved.to_string()).unwrap();
-    succeed(folder.path(), "train --resume run --steps 100");
+    assert!(saved["before"].as_object_mut().unwrap().remove("ring_copies").is_some());
+    // Before there was a compression ratio, the frame ratio was the rate.
+    for epoch in saved["history"]["epochs"].as_array_mut().unwrap() {
+        for sums in ["", "/total"] {
+            let sums = epoch.pointer_mut(sums).and_then(|sums| sums.as_object_mut()).unwrap();
+            assert!(sums.remove("compression_ratio").is_some());
+        }
+    }
+    let old = saved.to_string().replace("_frame_ratio\"", "_rate\"").replace("frame_ratio\"", "rate\"");
+    std::fs::write(path, old.replace("entropy_rate", "floor_rate")).unwrap();
+    let lines = succeed(folder.path(), "train --resume run --steps 100 --json").json();
+    // 50 steps that did not count it, and 50 that do: the ratio of the bytes of all of them.
+    let (sent, ratio) = (&lines[1]["total"]["bytes_sent"], &lines[1]["total"]["compression_ratio"]);
+    let weights = (64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10) as f64;
+    let ring = 2.0 * 3.0 / 4.0 * 4.0 * weights * lines[1]["step"].as_f64().unwrap();
+    assert!((sent.as_f64().unwrap() * ratio.as_f64().unwrap() / ring - 1.0).abs() < 1e-9, "{lines:?}");
 }
 
 #[test]
