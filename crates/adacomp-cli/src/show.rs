@@ -80,8 +80,8 @@ pub(crate) fn ratio(ratio: Option<f64>) -> String {
 pub(crate) fn seconds(seconds: f64) -> String {
     match seconds as u64 {
         0..100 => format!("{seconds:.1} s"),
-        whole @ 100..6000 => format!("{}:{:02} min", whole / 60, whole % 60),
-        whole => format!("{}:{:02} h", whole / 3600, whole / 60 % 60),
+        rounded @ 100..6000 => format!("{}:{:02} min", rounded / 60, rounded % 60),
+        rounded => format!("{}:{:02} h", rounded / 3600, rounded / 60 % 60),
     }
 }
 

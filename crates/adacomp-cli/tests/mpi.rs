@@ -45,7 +45,7 @@ fn processes_and_threads_come_to_the_same_weights() {
 #[ignore = "needs mpirun: run by cargo xtask test"]
 fn a_run_can_change_its_transport() {
     let folder = tempdir().unwrap();
-    let whole =
+    let uninterrupted =
         local(folder.path(), "train digits --steps 60 --learners 2 --schedule constant --strategy sharded");
     checksum(over_mpi(
         folder.path(),
@@ -53,8 +53,8 @@ fn a_run_can_change_its_transport() {
         "train digits --steps 30 --schedule constant --strategy sharded --out run",
     ));
     let threads = local(folder.path(), "train --resume run --steps 45");
-    assert_ne!(threads, whole);
-    assert_eq!(checksum(over_mpi(folder.path(), 2, "train --resume run --steps 60")), whole);
+    assert_ne!(threads, uninterrupted);
+    assert_eq!(checksum(over_mpi(folder.path(), 2, "train --resume run --steps 60")), uninterrupted);
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! `adacomp plan`: predicts the time of a step, dense and with each strategy, before anything is run.
 
-mod check;
 mod cost;
 mod machine;
 mod model;
@@ -10,8 +9,7 @@ use crate::args::PlanArguments;
 use crate::show::{self, row, table};
 use adacomp_exchange::Strategy;
 use anyhow::{Result, bail};
-use check::{Checked, check};
-use cost::{BreakEven, Prediction, Setting, predict};
+use cost::{BreakEven, Checked, Prediction, Setting, check, predict};
 use machine::Machine;
 use model::{Model, Ratios};
 use serde_json::json;
