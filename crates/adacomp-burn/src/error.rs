@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors.
 
 use adacomp::PolicyError;
 use adacomp_exchange::ExchangeError;
@@ -29,7 +29,7 @@ pub enum Error {
         /// Now.
         actual: usize,
     },
-    /// A gradient of a type that has no place in an exchange.
+    /// A gradient of a type that cannot be exchanged.
     #[error("the gradient of `{parameter}` is {dtype:?}: only f32, f16 and bf16 can be exchanged")]
     Type {
         /// Whose it is.
@@ -45,7 +45,7 @@ pub enum Error {
         /// What the device said.
         reason: String,
     },
-    /// As many gradients must come as learners are hosted.
+    /// The number of gradients is not the number of learners that are hosted.
     #[error("{hosted} learners are hosted here, but gradients came for {given}")]
     Hosted {
         /// Learners hosted here.
@@ -53,7 +53,7 @@ pub enum Error {
         /// Learners that gradients came for.
         given: usize,
     },
-    /// Another learner's statistics cannot be read.
+    /// Another learner's statistics do not fit this model.
     #[error(
         "learner {learner} sent statistics of another model: {actual} bytes where {expected} were expected"
     )]

@@ -7,16 +7,16 @@ use adacomp_exchange::{Exchange, ExchangeError, Options, Transport};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
-/// The learners that are hosted here, and through their transport all others.
-pub struct Learners<C> {
-    exchange: Exchange<C>,
+/// The learners that are hosted here, connected to all others by their transport.
+pub struct Learners<T> {
+    exchange: Exchange<T>,
     outcome: Outcome,
 }
 
-impl<C: Transport> Learners<C> {
-    /// Connects the learners to train this model. All must have the same one, with the same weights.
+impl<T: Transport> Learners<T> {
+    /// Connects the learners to train this model. All must have the same model with the same weights.
     pub fn new<M: Module>(
-        transport: C,
+        transport: T,
         model: &M,
         policy: &Policy,
         options: impl Into<Options>,
@@ -29,10 +29,10 @@ impl<C: Transport> Learners<C> {
         Ok(Self { exchange, outcome: Outcome::Averaged })
     }
 
-    /// A step of the one learner that is hosted here: its gradients become the average over all learners.
+    /// Exchanges the gradients of the one learner that is hosted here, and returns the average over all learners.
     ///
     /// If some learner's gradient is not finite, all learners get no gradients at all: an optimiser then changes nothing,
-    /// and [`Learners::outcome`] says whose it was.
+    /// and [`Learners::outcome`] says whose gradient it was.
     pub fn average<M: Module>(
         &mut self,
         model: &M,
@@ -41,7 +41,7 @@ impl<C: Transport> Learners<C> {
         self.average_hosted(model, vec![gradients])
     }
 
-    /// The same where several learners are hosted: the gradients of each, in their order.
+    /// Does the same where several learners are hosted: takes the gradients of each, in their order.
     pub fn average_hosted<M: Module>(
         &mut self,
         model: &M,
@@ -72,31 +72,31 @@ impl<C: Transport> Learners<C> {
         })
     }
 
-    /// How the last step ended.
+    /// Returns how the last step ended.
     pub fn outcome(&self) -> Outcome {
         self.outcome
     }
 
-    /// The model with the average over learners of what is not a gradient, such as the running statistics of a batch norm,
-    /// in learner order: before evaluating or saving it. Each learner goes on training with its own.
+    /// Returns the model with the average over learners of its [`statistics`], such as the running statistics of a batch norm:
+    /// call it before evaluating or saving the model. Each learner goes on training with its own.
     pub fn average_statistics<M: Module>(&mut self, model: &M) -> Result<M, Error> {
         let own = vec![statistics(model)?; self.exchange.transport().hosted().len()];
         let average = average_statistics(self.exchange.transport(), &own)?;
         Ok(set_statistics(model.clone(), &average))
     }
 
-    /// The exchange: its traffic, times and residuals.
-    pub fn exchange(&mut self) -> &mut Exchange<C> {
+    /// Returns the exchange, for its traffic, times and residuals.
+    pub fn exchange(&mut self) -> &mut Exchange<T> {
         &mut self.exchange
     }
 }
 
-/// The average over all learners of [`statistics`]; `own` are those of the learners that are hosted here, in their order.
+/// Returns the average over all learners of their [`statistics`]; `own` are those of the learners that are hosted here.
 ///
 /// Sums are in f64 and in learner order, so all learners get the same bits, and values that all have in common stay as
 /// they are.
-pub fn average_statistics<C: Transport>(
-    transport: &mut C,
+pub fn average_statistics<T: Transport>(
+    transport: &mut T,
     own: &[Vec<Vec<f32>>],
 ) -> Result<Vec<Vec<f32>>, Error> {
     let Some(lengths) = own.first().map(|own| own.iter().map(Vec::len).collect::<Vec<_>>()) else {

@@ -9,6 +9,5 @@ pub use adacomp_exchange;
 pub use error::Error;
 pub use learners::{Learners, average_statistics};
 pub use parameters::{
-    Values, parameters, set_statistics, set_weights, statistics, take_gradients, to_gradients, unshared,
-    untrained, weights,
+    Values, parameters, set_statistics, set_weights, statistics, take_gradients, unshared, untrained, weights,
 };

@@ -1,4 +1,4 @@
-//! A module's parameters as the exchange sees them: names, shapes, kinds, and flat values.
+//! Reads and writes a module's parameters in the form of the exchange: names, shapes, kinds, and flat values.
 
 use crate::error::Error;
 use adacomp::{Gradient, Kind, Parameter};
@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
 
-/// The parameters that are trained, in the module's order.
+/// Returns the parameters that are trained, in the module's order.
 ///
 /// A parameter's name is its path in the module. Its kind follows from [`Kind::of`]: whether it belongs to a convolution,
 /// and its number of dimensions.
@@ -14,8 +14,7 @@ pub fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
     inventory(model, true)
 }
 
-/// What is not trained, such as the running statistics of a batch norm: all float tensors that require no gradient, in the
-/// module's order.
+/// Returns the float tensors that require no gradient, such as the running statistics of a batch norm, in the module's order.
 pub fn untrained<M: Module>(model: &M) -> Vec<Parameter> {
     inventory(model, false)
 }
@@ -26,25 +25,25 @@ fn inventory<M: Module>(model: &M, trained: bool) -> Vec<Parameter> {
     visitor.found
 }
 
-/// Where a visit is: names from the root, and the types they are in.
+/// The position of a visitor: names from the root, and the types that they are in.
 #[derive(Default)]
-pub(crate) struct Path {
+struct Path {
     names: Vec<String>,
     containers: Vec<String>,
 }
 
 impl Path {
-    pub(crate) fn enter(&mut self, name: &str, container: &str) {
+    fn enter(&mut self, name: &str, container: &str) {
         self.names.push(name.to_owned());
         self.containers.push(container.to_owned());
     }
 
-    pub(crate) fn exit(&mut self) {
+    fn exit(&mut self) {
         self.names.pop();
         self.containers.pop();
     }
 
-    pub(crate) fn name(&self) -> String {
+    fn name(&self) -> String {
         self.names.join(".")
     }
 
@@ -77,7 +76,7 @@ impl ModuleVisitor for Inventory {
     }
 }
 
-/// The values of one gradient, on this side of the device.
+/// The values of one gradient, in the processor's memory.
 #[derive(Debug, Clone)]
 pub struct Values(TensorData);
 
@@ -92,7 +91,7 @@ impl Values {
         }
     }
 
-    /// For the exchange.
+    /// Returns the values in the form that an exchange takes.
     pub fn as_gradient(&self) -> Gradient<'_> {
         const CHECKED: &str = "the type has been checked";
         match self.0.dtype() {
@@ -103,7 +102,7 @@ impl Values {
     }
 }
 
-/// Takes the gradients of all [`parameters`], in their order. A parameter that the loss did not depend on has zeros.
+/// Reads the gradients of all [`parameters`], in their order. A parameter that the loss did not depend on has zeros.
 pub fn take_gradients<M: Module>(model: &M, gradients: GradientsParams) -> Result<Vec<Values>, Error> {
     let mut visitor = Take { path: Path::default(), gradients, taken: Ok(Vec::new()) };
     model.visit(&mut visitor);
@@ -138,11 +137,11 @@ impl ModuleVisitor for Take {
     }
 }
 
-/// Gradients that an optimiser takes: those of all [`parameters`] in their order, with the types of the parameters.
+/// Returns the gradients of all [`parameters`], given in their order, for an optimiser, in the types of the parameters.
 ///
 /// # Panics
 /// If they are not of this model.
-pub fn to_gradients<M: Module>(model: &M, values: Vec<Vec<f32>>) -> GradientsParams {
+pub(crate) fn to_gradients<M: Module>(model: &M, values: Vec<Vec<f32>>) -> GradientsParams {
     let mut visitor = Give { values: values.into_iter(), gradients: GradientsParams::new() };
     model.visit(&mut visitor);
     visitor.gradients
@@ -162,14 +161,14 @@ impl ModuleVisitor for Give {
     }
 }
 
-/// The weights: the values of all [`parameters`] in their order.
+/// Returns the weights: the values of all [`parameters`], in their order.
 pub fn weights<M: Module>(model: &M) -> Result<Vec<Vec<f32>>, Error> {
     let mut visitor = Read { path: Path::default(), trained: true, read: Ok(Vec::new()) };
     model.visit(&mut visitor);
     visitor.read
 }
 
-/// The values of all that is [`untrained`], in its order.
+/// Returns the values of all [`untrained`] tensors, in their order.
 pub fn statistics<M: Module>(model: &M) -> Result<Vec<Vec<f32>>, Error> {
     let mut visitor = Read { path: Path::default(), trained: false, read: Ok(Vec::new()) };
     // Updates of running statistics are pending until a module changes its mode; a copy sees them.
@@ -209,7 +208,7 @@ impl Read {
     }
 }
 
-/// The model with these [`weights`].
+/// Returns the model with these [`weights`].
 ///
 /// # Panics
 /// If they are not of this model.
@@ -217,7 +216,7 @@ pub fn set_weights<M: Module>(model: M, weights: &[Vec<f32>]) -> M {
     model.map(&mut Write { trained: true, values: weights.iter() })
 }
 
-/// The model with these [`statistics`], which it does not share with any clone.
+/// Returns the model with these [`statistics`], which it does not share with any clone.
 ///
 /// # Panics
 /// If they are not of this model.
@@ -225,7 +224,7 @@ pub fn set_statistics<M: Module>(model: M, statistics: &[Vec<f32>]) -> M {
     unshared(model).map(&mut Write { trained: false, values: statistics.iter() })
 }
 
-/// The same model with running statistics of its own. Burn's clones share them, so that learners on several threads of one
+/// Returns the model with running statistics of its own. Burn's clones share them, so learners on several threads of one
 /// process would mix theirs, in an order that changes from run to run.
 pub fn unshared<M: Module>(model: M) -> M {
     model.valid().train()
@@ -247,7 +246,7 @@ impl ModuleMapper for Write<'_> {
     }
 }
 
-/// A tensor of the same shape, type and device.
+/// Returns a tensor of the same shape, type and device.
 fn like<const D: usize>(tensor: &Tensor<D>, values: Vec<f32>) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, tensor.shape()), (&tensor.device(), tensor.dtype()))
 }

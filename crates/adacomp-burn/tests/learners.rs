@@ -53,7 +53,7 @@ fn gradients(model: &Net, input: Tensor<4>) -> GradientsParams {
     GradientsParams::from_grads(model.loss(input).backward(), model)
 }
 
-/// Runs this for each of so many learners, each on a thread.
+/// Runs this for each of the learners, each on a thread of its own.
 fn with_learners<T: Send>(learners: usize, work: impl Fn(Local, usize) -> T + Sync) -> Vec<T> {
     Threads::new(learners).run(|transport| {
         let learner = transport.hosted().start;

@@ -1,4 +1,4 @@
-//! A run's configuration: checked once, then true.
+//! A run's configuration, which is checked once before anything is done.
 
 use crate::recipes::{RECIPES, Recipe};
 use adacomp::{Codec, Kind, Policy, Scale, Treatment};
@@ -11,65 +11,23 @@ use std::path::PathBuf;
 /// Learners that one process may host.
 pub(crate) const MAX_LEARNERS: usize = 1024;
 
-/// How gradients travel.
+/// What learners send of their gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Scheme {
-    /// All of them, in f32
+    /// All gradients in f32
     Dense,
-    /// Selected by bins, the rest kept for later
+    /// Gradients that AdaComp selects in each bin; the rest waits in the residual
     Adacomp,
-    /// The largest of each bin, the rest kept for later
+    /// The largest gradient of each bin; the rest waits in the residual
     LocalSelection,
-    /// The largest of each tensor, the rest kept for later
+    /// The largest gradients of each tensor; the rest waits in the residual
     TopK,
-    /// All of them, rounded to f16
+    /// All gradients, rounded to f16
     F16,
 }
 
-/// Who sends what to whom.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum StrategyName {
-    /// Every learner's frame to all: the paper's
-    Gather,
-    /// One scale for all, sums of signs by owners
-    Reduce,
-    /// Averages compressed again by owners: traffic that does not grow
-    Sharded,
-}
-
-/// How a frame's bits are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum CodecName {
-    /// Gap codes, close to the entropy
-    Rice,
-    /// The paper's 8 and 16 bits an element
-    Paper,
-}
-
-/// What AdaComp sends selected elements as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum ScaleName {
-    /// The mean of the bins' maxima: the paper's
-    #[default]
-    Mean,
-    /// The same, but a maximum counts for ten medians at most
-    Clamped,
-}
-
-impl From<ScaleName> for Scale {
-    fn from(name: ScaleName) -> Self {
-        match name {
-            ScaleName::Mean => Self::Mean,
-            ScaleName::Clamped => Self::Clamped,
-        }
-    }
-}
-
-/// What changes the weights.
+/// The optimiser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OptimizerKind {
@@ -83,16 +41,16 @@ pub(crate) enum OptimizerKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Schedule {
-    /// It does not
+    /// Stays the same
     Constant,
-    /// Half a cosine from the full rate to 0
+    /// Falls to 0 along half a cosine
     Cosine,
-    /// A tenth after half of the run, and again after three quarters
+    /// Falls to a tenth after half of the run, and again after three quarters
     Steps,
 }
 
 impl Schedule {
-    /// What the learning rate is multiplied by in a step.
+    /// Returns the factor of the learning rate in a step.
     pub(crate) fn factor(self, step: u64, steps: u64) -> f64 {
         let done = step as f64 / steps.max(1) as f64;
         match self {
@@ -105,7 +63,7 @@ impl Schedule {
     }
 }
 
-/// How long a run is.
+/// The length of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Length {
@@ -122,13 +80,16 @@ pub(crate) struct Config {
     /// Pictures of 224x224 from a folder of class folders.
     pub(crate) image_folder: bool,
     pub(crate) scheme: Scheme,
-    pub(crate) strategy: StrategyName,
-    pub(crate) codec: CodecName,
+    #[serde(with = "text")]
+    pub(crate) strategy: Strategy,
+    #[serde(with = "text")]
+    pub(crate) codec: Codec,
     pub(crate) conv_bin: u32,
     pub(crate) matrix_bin: u32,
     pub(crate) soft_threshold: f64,
-    #[serde(default)]
-    pub(crate) scale: ScaleName,
+    /// Older checkpoints have none.
+    #[serde(default, with = "text")]
+    pub(crate) scale: Scale,
     /// Percent of the elements that `top-k` sends.
     pub(crate) top_percent: f64,
     pub(crate) learners: usize,
@@ -141,15 +102,15 @@ pub(crate) struct Config {
     pub(crate) weight_decay: f64,
     /// The largest norm of the averaged gradient of all weights.
     pub(crate) clip: Option<f64>,
-    /// First steps that send everything.
+    /// First steps that send all gradients.
     pub(crate) warm_up: u64,
     pub(crate) seed: u64,
-    /// Test on the first so many samples only.
+    /// Test on this number of samples only.
     pub(crate) test_samples: Option<usize>,
 }
 
 impl Config {
-    /// A recipe as it is trained unless told otherwise.
+    /// Returns a recipe's defaults.
     pub(crate) fn of(name: &str) -> Result<Self> {
         let Some(recipe) = Recipe::named(name) else {
             let names: Vec<_> = RECIPES.iter().map(|recipe| recipe.name).collect();
@@ -160,12 +121,12 @@ impl Config {
             data: None,
             image_folder: false,
             scheme: Scheme::Adacomp,
-            strategy: StrategyName::Gather,
-            codec: CodecName::Rice,
+            strategy: Strategy::Gather,
+            codec: Codec::Rice,
             conv_bin: 50,
             matrix_bin: 500,
             soft_threshold: 2.0,
-            scale: ScaleName::Mean,
+            scale: Scale::Mean,
             top_percent: 0.1,
             learners: recipe.learners,
             minibatch: recipe.minibatch,
@@ -182,7 +143,7 @@ impl Config {
         })
     }
 
-    /// That all of it makes sense together.
+    /// Checks that all of it makes sense together.
     pub(crate) fn check(&self, most_learners: usize) -> Result<()> {
         self.recipe()?;
         if !(1..=most_learners).contains(&self.learners) {
@@ -214,7 +175,7 @@ impl Config {
         if self.test_samples == Some(0) {
             bail!("nothing to test on: choose at least one test sample, or leave --test-samples out");
         }
-        if self.scheme == Scheme::TopK && self.strategy != StrategyName::Gather {
+        if self.scheme == Scheme::TopK && self.strategy != Strategy::Gather {
             bail!("top-k can only be exchanged with the strategy gather");
         }
         // What is wrong with bins, the soft threshold or a share comes out as soon as a policy meets a model.
@@ -225,7 +186,7 @@ impl Config {
         Ok(())
     }
 
-    /// The recipe, in the form that is asked for.
+    /// Returns the recipe, in the form that is asked for.
     pub(crate) fn recipe(&self) -> Result<Recipe> {
         let Some(recipe) = Recipe::named(&self.recipe) else { bail!("there is no recipe `{}`", self.recipe) };
         match (self.image_folder, recipe.for_image_folder()) {
@@ -241,9 +202,7 @@ impl Config {
             Scheme::F16 => return Policy::half(),
             Scheme::TopK => return Policy::top_k(self.top_percent as f32),
             Scheme::LocalSelection => Policy::local_selection(),
-            Scheme::Adacomp => {
-                Policy::adacomp().soft_threshold(self.soft_threshold as f32).scale(self.scale.into())
-            }
+            Scheme::Adacomp => Policy::adacomp().soft_threshold(self.soft_threshold as f32).scale(self.scale),
         };
         policy
             .for_kind(Kind::Conv, Treatment::Bins(self.conv_bin))
@@ -251,21 +210,16 @@ impl Config {
     }
 
     pub(crate) fn options(&self) -> Options {
-        let strategy = match (self.scheme, self.strategy) {
-            (Scheme::Dense, _) => Strategy::Dense,
-            // Two bytes an element travel only in frames.
-            (Scheme::F16, _) | (_, StrategyName::Gather) => Strategy::Gather,
-            (_, StrategyName::Reduce) => Strategy::Reduce,
-            (_, StrategyName::Sharded) => Strategy::Sharded,
+        let strategy = match self.scheme {
+            Scheme::Dense => Strategy::Dense,
+            // Two bytes for each element are sent only in frames.
+            Scheme::F16 => Strategy::Gather,
+            Scheme::Adacomp | Scheme::LocalSelection | Scheme::TopK => self.strategy,
         };
-        let codec = match self.codec {
-            CodecName::Rice => Codec::Rice,
-            CodecName::Paper => Codec::Paper,
-        };
-        Options { strategy, codec, ..strategy.into() }
+        Options { strategy, codec: self.codec, ..strategy.into() }
     }
 
-    /// The steps of a run, and of an epoch, for so many training samples.
+    /// Returns the steps of a run and of an epoch, for this number of training samples.
     pub(crate) fn steps(&self, samples: usize) -> Result<(u64, u64)> {
         let in_epoch = (samples / self.minibatch) as u64;
         if in_epoch == 0 {
@@ -281,7 +235,24 @@ impl Config {
     }
 }
 
-/// What a choice is called on the command line.
+/// Returns the name of a choice on the command line.
 pub(crate) fn value_name(choice: impl ValueEnum) -> String {
     choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Writes a choice of the libraries to JSON as they display it, and reads it as they parse it.
+pub(crate) mod text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    pub(crate) fn serialize<T: Display, S: Serializer>(choice: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(choice)
+    }
+
+    pub(crate) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<T, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
 }

@@ -1,7 +1,7 @@
-//! Random draws that depend on what they are for, never on when or where they are made.
+//! Random numbers that depend on what they are for, never on when or where they are drawn.
 //!
 //! Order, augmentation and dropout of a sample come from generators of (seed, epoch, sample), so results do not depend on
-//! threads, engine or the number of learners, and a resumed run draws what it would have drawn.
+//! threads, transport or the number of learners, and a resumed run draws what it would have drawn.
 
 use fastrand::Rng;
 
@@ -22,24 +22,24 @@ enum Purpose {
 }
 
 impl Draw {
-    /// All samples, shuffled: the order in which this epoch takes them.
+    /// Returns all samples, shuffled: the order in which this epoch takes them.
     pub(crate) fn order(&self, samples: usize) -> Vec<u32> {
         let mut order: Vec<u32> = (0..samples as u32).collect();
         self.generator(Purpose::Order, 0).shuffle(&mut order);
         order
     }
 
-    /// Where this epoch starts to cut a text into samples.
+    /// Returns where this epoch starts to cut a text into samples.
     pub(crate) fn offset(&self, below: usize) -> usize {
         self.generator(Purpose::Offset, 0).usize(..below)
     }
 
-    /// For changing a sample.
+    /// Returns a generator for changing a sample.
     pub(crate) fn augmentation(&self, sample: usize) -> Rng {
         self.generator(Purpose::Augmentation, sample)
     }
 
-    /// For dropping activations of a sample in the so-manieth dropout layer.
+    /// Returns a generator for dropping activations of a sample in the dropout layer of this number.
     pub(crate) fn dropout(&self, layer: usize, sample: usize) -> Rng {
         self.generator(Purpose::Dropout(layer), sample)
     }
@@ -56,7 +56,7 @@ impl Draw {
     }
 }
 
-/// SplitMix64's step: neighbouring inputs have unrelated outputs.
+/// Takes SplitMix64's step, so that neighbouring inputs have unrelated outputs. Seeds of old runs depend on it.
 fn mix(state: u64) -> u64 {
     let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,5 +1,8 @@
 //! What a run has shown so far: what tables, JSON lines, reports and checkpoints are made of.
 
+use adacomp::{Codec, Header, Kind, Layer, Layout, entropy_bytes, section_bytes};
+use adacomp_exchange::{Exchange, Strategy, Transport};
+use anyhow::Result;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// A run of one scheme, from its start.
@@ -15,16 +18,29 @@ pub(crate) struct History {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LayerInfo {
     /// Its path in the model.
-    pub(crate) name: String,
+    name: String,
     /// `conv`, `matrix` or `vector`.
-    pub(crate) kind: String,
+    kind: String,
     /// Its number of weights.
-    pub(crate) elements: usize,
-    /// How its gradient travels: `bins of 50`, `dense`, ...
-    pub(crate) treatment: String,
+    elements: usize,
+    /// How its gradient is sent: `bins of 50`, `dense`, ...
+    treatment: String,
+}
+
+impl From<&Layer> for LayerInfo {
+    fn from(layer: &Layer) -> Self {
+        Self {
+            name: layer.name().to_owned(),
+            kind: layer.parameter.kind.to_string(),
+            elements: layer.elements(),
+            treatment: format!("{:#}", layer.treatment),
+        }
+    }
 }
 
 /// What is known at the end of an epoch.
+///
+/// Aliases are the names of older checkpoints, which had no compression ratio.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Epoch {
     /// Counted from 1.
@@ -45,8 +61,12 @@ pub(crate) struct Epoch {
     pub(crate) dropped_steps: u64,
     /// Bytes that a learner has sent in this epoch, on average over learners.
     pub(crate) bytes_sent: f64,
-    /// How many times fewer bytes than the same exchange without compression, in this epoch.
-    pub(crate) rate: Rates,
+    /// Bytes of a dense ring all-reduce over bytes sent.
+    #[serde(default)]
+    pub(crate) compression_ratio: Option<f64>,
+    /// The paper's measure, by kind.
+    #[serde(alias = "rate")]
+    pub(crate) frame_ratio: FrameRatios,
     /// The same since the start of the run.
     pub(crate) total: Total,
     /// Where the time went in this epoch.
@@ -55,10 +75,10 @@ pub(crate) struct Epoch {
     pub(crate) layers: Vec<LayerEpoch>,
 }
 
-/// Rates; none where nothing travels.
+/// Dense bytes over compressed bytes, of frames or of what a strategy sends in their place; none where nothing is sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Rates {
-    /// Of all bytes, headers and exempt tensors included.
+pub(crate) struct FrameRatios {
+    /// Of all bytes, headers and layers sent dense included.
     pub(crate) overall: Option<f64>,
     /// Of convolution kernels.
     pub(crate) conv: Option<f64>,
@@ -71,16 +91,32 @@ pub(crate) struct Rates {
 pub(crate) struct Total {
     /// Bytes that a learner has sent, on average over learners.
     pub(crate) bytes_sent: f64,
-    /// How many times fewer that are.
-    pub(crate) rate: Rates,
-    /// The same if frames were in the paper's code; with `gather` only.
     #[serde(default)]
-    pub(crate) paper_rate: Rates,
-    /// The same by the entropy of what was selected, if places do not depend on each other.
-    #[serde(default)]
-    pub(crate) floor_rate: Rates,
+    pub(crate) compression_ratio: Option<f64>,
+    #[serde(alias = "rate")]
+    pub(crate) frame_ratio: FrameRatios,
+    /// The frame ratio if frames were in the paper's code; with `gather` only.
+    #[serde(default, alias = "paper_rate")]
+    pub(crate) paper_frame_ratio: FrameRatios,
+    /// The frame ratio by the entropy of what was selected, if positions do not depend on each other.
+    #[serde(default, alias = "floor_rate")]
+    pub(crate) entropy_frame_ratio: FrameRatios,
     /// Time of training and evaluation.
     pub(crate) seconds: f64,
+}
+
+/// One layer in one epoch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LayerEpoch {
+    #[serde(alias = "rate")]
+    pub(crate) frame_ratio: Option<f64>,
+    /// The norm of learner 0's residual at the end of the epoch; none for a layer that has no residual.
+    pub(crate) residual_norm: Option<f64>,
+}
+
+/// Reads `null` as a number that is none: JSON has no other word for a loss that is not finite.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// Where the time of one thread or process went.
@@ -104,16 +140,193 @@ pub(crate) struct Seconds {
     pub(crate) test: f64,
 }
 
-/// One layer in one epoch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct LayerEpoch {
-    /// How many times fewer bytes.
-    pub(crate) rate: Option<f64>,
-    /// The norm of learner 0's residual at the end of the epoch; none for a layer that has no residual.
-    pub(crate) residual_norm: Option<f64>,
+impl Seconds {
+    /// Adds the parts of a step's exchange.
+    pub(crate) fn add_exchange(&mut self, step: adacomp_exchange::Seconds) {
+        self.compress += step.compress;
+        self.encode += step.encode;
+        self.wait += step.wait;
+        self.decode += step.decode;
+    }
+
+    pub(crate) fn training(&self) -> f64 {
+        let exchange = self.compress + self.encode + self.wait + self.decode;
+        self.data + self.model + exchange + self.optimizer
+    }
 }
 
-/// JSON has no word for what is not a number: a loss that is none is written as `null`, and read as one again.
-pub(crate) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+/// Bytes of a frame's checksum.
+const CHECKSUM: usize = 4;
+
+/// Sums over steps, of one learner or of the mean of all.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sums {
+    pub(crate) steps: f64,
+    /// How often a learner would have sent each element in a dense ring all-reduce. Older checkpoints do not say.
+    #[serde(default = "unknown")]
+    ring_copies: f64,
+    /// How often it would have sent each element with the same strategy and without compression.
+    dense_copies: f64,
+    /// Steps that were not averaged.
+    pub(crate) dropped: f64,
+    #[serde(deserialize_with = "number")]
+    pub(crate) loss: f64,
+    /// Bytes handed to the transport.
+    pub(crate) sent: f64,
+    /// Bytes of all messages, each counted once for the copies that its strategy needs.
+    moved: f64,
+    /// The same for each layer, without what layers share.
+    layers: Vec<f64>,
+    /// What each layer would have taken with the paper's code, and by entropy at least; with `gather` only.
+    #[serde(default)]
+    paper: Vec<f64>,
+    #[serde(default, rename = "floor")]
+    entropy: Vec<f64>,
+}
+
+fn unknown() -> f64 {
+    f64::NAN
+}
+
+/// Returns how often each of N learners sends each element in one dense ring all-reduce.
+fn ring_copies(learners: usize) -> f64 {
+    2.0 * (learners as f64 - 1.0) / learners as f64
+}
+
+impl Sums {
+    pub(crate) fn new(layers: usize) -> Self {
+        let [layers, paper, entropy] = [(); 3].map(|()| vec![0.0; layers]);
+        Self { layers, paper, entropy, ..Self::default() }
+    }
+
+    /// Fills in what an older checkpoint does not say.
+    pub(crate) fn complete(&mut self, learners: usize) {
+        if self.ring_copies.is_nan() {
+            self.ring_copies = self.steps * ring_copies(learners);
+        }
+    }
+
+    /// Counts the bytes of a step of a learner that is hosted here.
+    pub(crate) fn count<T: Transport>(&mut self, exchange: &mut Exchange<T>, learner: usize) {
+        let Some(traffic) = exchange.traffic(learner).cloned() else { return };
+        let (strategy, learners) = (exchange.options().strategy, exchange.transport().learners());
+        self.sent += traffic.sent as f64;
+        self.ring_copies += ring_copies(learners);
+        if strategy != Strategy::Gather {
+            self.dense_copies += ring_copies(learners);
+            self.moved += traffic.sent as f64;
+            self.layers.iter_mut().zip(&traffic.layers).for_each(|(sum, layer)| *sum += layer.sent as f64);
+            return;
+        }
+        self.dense_copies += 1.0;
+        let Some(compressor) = exchange.compressor(learner) else { return };
+        let mut bytes = (Header::LENGTH + CHECKSUM) as f64;
+        for (layer, sum) in self.layers.iter_mut().enumerate() {
+            let statistics = compressor.layer_statistics(layer);
+            let section = statistics.bytes as f64;
+            *sum += section;
+            bytes += section;
+            let (paper, entropy) = match compressor.last_packet(layer) {
+                Some(packet) => {
+                    let paper = section_bytes(compressor.layout(), layer, packet, Codec::Paper);
+                    (paper as f64, entropy_bytes(statistics.elements, statistics.selected))
+                }
+                None => (section, section),
+            };
+            // A run that was begun before these were counted has none.
+            for (sums, bytes) in [(&mut self.paper, paper), (&mut self.entropy, entropy)] {
+                if let Some(sum) = sums.get_mut(layer) {
+                    *sum += bytes;
+                }
+            }
+        }
+        // A frame goes to every other learner; even where there is none, it has a size.
+        let copies = learners - 1;
+        self.moved += if copies == 0 { bytes } else { traffic.sent as f64 / copies as f64 };
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.ring_copies += other.ring_copies;
+        self.dense_copies += other.dense_copies;
+        self.dropped += other.dropped;
+        self.loss += other.loss;
+        self.sent += other.sent;
+        self.moved += other.moved;
+        let own = [&mut self.layers, &mut self.paper, &mut self.entropy];
+        for (sums, others) in own.into_iter().zip([&other.layers, &other.paper, &other.entropy]) {
+            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
+        }
+    }
+
+    /// Exchanges the sums of all learners and returns their mean.
+    pub(crate) fn average<T: Transport>(own: &[Self], transport: &mut T) -> Result<Self> {
+        let messages = own.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>()?;
+        let all = transport.all_gather(messages)?;
+        let all = all.iter().map(|sums| serde_json::from_slice(sums)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::mean(&all))
+    }
+
+    pub(crate) fn mean(all: &[Self]) -> Self {
+        let mut mean = Self::new(all.first().map_or(0, |sums| sums.layers.len()));
+        all.iter().for_each(|sums| mean.add(sums));
+        let Self { steps, ring_copies, dense_copies, dropped, loss, sent, moved, layers, paper, entropy } =
+            &mut mean;
+        [steps, ring_copies, dense_copies, dropped, loss, sent, moved]
+            .into_iter()
+            .chain(layers)
+            .chain(paper)
+            .chain(entropy)
+            .for_each(|sum| *sum /= all.len() as f64);
+        mean
+    }
+
+    /// Returns the bytes of a dense ring all-reduce over the bytes sent; none with one learner, where nothing is sent.
+    pub(crate) fn compression_ratio(&self, layout: &Layout) -> Option<f64> {
+        let ring = 4.0 * layout.elements() as f64 * self.ring_copies;
+        (self.sent > 0.0 && ring > 0.0).then(|| ring / self.sent)
+    }
+
+    pub(crate) fn frame_ratios(&self, layout: &Layout) -> FrameRatios {
+        self.ratios_of(layout, &self.layers, self.moved)
+    }
+
+    /// Returns the frame ratios if frames were in the paper's code.
+    pub(crate) fn paper_frame_ratios(&self, layout: &Layout) -> FrameRatios {
+        let headers = self.moved - self.layers.iter().sum::<f64>();
+        self.ratios_of(layout, &self.paper, self.paper.iter().sum::<f64>() + headers)
+    }
+
+    /// Returns the frame ratios by the entropy of what was selected, without headers.
+    pub(crate) fn entropy_frame_ratios(&self, layout: &Layout) -> FrameRatios {
+        self.ratios_of(layout, &self.entropy, self.entropy.iter().sum())
+    }
+
+    pub(crate) fn layer_epochs(&self, layout: &Layout) -> Vec<LayerEpoch> {
+        let layers = layout.layers().iter().zip(&self.layers);
+        let epoch = |(layer, &moved): (&Layer, &f64)| LayerEpoch {
+            frame_ratio: self.ratio(layer.elements(), moved),
+            residual_norm: None,
+        };
+        layers.map(epoch).collect()
+    }
+
+    fn ratio(&self, elements: usize, moved: f64) -> Option<f64> {
+        (moved > 0.0 && elements > 0).then(|| 4.0 * elements as f64 * self.dense_copies / moved)
+    }
+
+    /// Returns the ratios where layers took these bytes, and all layers with headers took `all` bytes.
+    fn ratios_of(&self, layout: &Layout, layers: &[f64], all: f64) -> FrameRatios {
+        let of_kind = |kind: Kind| {
+            let layers = layout.layers().iter().zip(layers);
+            let layers = layers.filter(|(layer, _)| layer.parameter.kind == kind);
+            let (elements, moved) = layers.fold((0, 0.0), |(elements, moved), (layer, bytes)| {
+                (elements + layer.elements(), moved + bytes)
+            });
+            self.ratio(elements, moved)
+        };
+        let overall =
+            if layers.iter().any(|&bytes| bytes > 0.0) { self.ratio(layout.elements(), all) } else { None };
+        FrameRatios { overall, conv: of_kind(Kind::Conv), matrix: of_kind(Kind::Matrix) }
+    }
 }

@@ -12,29 +12,23 @@ mod commands;
 mod config;
 mod data;
 mod draw;
-mod endpoint;
-mod engine;
+mod epoch;
 mod files;
 mod history;
-mod meter;
 mod models;
 mod optimizer;
 mod plan;
-mod progress;
 mod recipes;
-mod report;
-mod reporter;
 mod session;
-mod tensors;
-mod train;
+mod trainer;
 
 use args::{Arguments, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
-/// What the user asked for cannot be done as asked.
+/// The exit code where something cannot be done as asked.
 const CANNOT: u8 = 2;
-/// The user interrupted.
+/// The exit code after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
 /// How a command ended, if not with an error.
@@ -53,9 +47,9 @@ fn main() -> ExitCode {
         None => commands::compare::digits(),
         Some(Command::Train(arguments)) => commands::train::run(&arguments),
         Some(Command::Compare(arguments)) => commands::compare::run(&arguments),
-        Some(Command::Recipes) => commands::recipes::run(),
-        Some(Command::Data(command)) => commands::data::run(&command),
-        Some(Command::Plan(arguments)) => commands::plan::run(&arguments),
+        Some(Command::Recipes) => commands::recipes(),
+        Some(Command::Data(command)) => commands::data(&command),
+        Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Inspect { file }) => commands::inspect::run(&file),
     };
     match result {
@@ -68,7 +62,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its sources in one line, from the general to the particular. Some errors say what their source says.
+/// Returns an error and its sources in one line, from the general to the particular. The libraries' messages contain their
+/// sources' text already, which is not said twice.
 fn one_line(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |line, text| match line.contains(&text) {
         true => line,
@@ -77,7 +72,7 @@ fn one_line(error: &anyhow::Error) -> String {
     })
 }
 
-/// Help where it was asked for; else what is wrong with the command line, in one line as all errors.
+/// Prints help where it was asked for, or else what is wrong with the command line, in one line as all errors.
 fn explain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         tell!("{error}");

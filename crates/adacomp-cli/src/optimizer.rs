@@ -1,4 +1,4 @@
-//! What changes the weights.
+//! The optimisers.
 //!
 //! Burn's optimisers key their state by numbers that are drawn anew in each process, in a format of their own; these keep
 //! theirs by parameter name in safetensors, follow PyTorch's conventions, and take one pass over memory.
@@ -38,7 +38,7 @@ impl Optimizer {
         }
     }
 
-    /// One step down the gradient, which is scaled down first if its norm is too large.
+    /// Takes one step down the gradient, which is scaled down first if its norm is too large.
     pub(crate) fn step(&mut self, learning_rate: f64, weights: &mut [Vec<f32>], gradients: &[Vec<f32>]) {
         self.steps += 1;
         let factor = self.clip.map_or(1.0, |clip| (clip / norm(gradients)).min(1.0)) as f32;
@@ -79,7 +79,7 @@ impl Optimizer {
     }
 }
 
-/// The Euclidean norm of all layers together.
+/// Returns the Euclidean norm of all layers together.
 fn norm(gradients: &[Vec<f32>]) -> f64 {
     let squares = gradients.iter().flatten().map(|&value| f64::from(value) * f64::from(value));
     squares.sum::<f64>().sqrt()

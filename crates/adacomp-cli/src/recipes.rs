@@ -2,6 +2,7 @@
 
 use crate::config::{OptimizerKind, Schedule};
 use crate::data::{DataSet, Wanted};
+use crate::history::Epoch;
 use crate::models::Architecture;
 
 /// A named model, data and training. All defaults of a recipe are here.
@@ -10,7 +11,7 @@ pub(crate) struct Recipe {
     pub(crate) name: &'static str,
     /// Model and data in one sentence.
     pub(crate) about: &'static str,
-    /// What comes out with these defaults.
+    /// What to expect with these defaults.
     pub(crate) expected: &'static str,
     pub(crate) architecture: Architecture,
     pub(crate) data: DataSet,
@@ -27,7 +28,7 @@ pub(crate) struct Recipe {
     pub(crate) clip: Option<f64>,
 }
 
-/// What a recipe is judged by.
+/// What a recipe is measured by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Metric {
@@ -35,6 +36,23 @@ pub(crate) enum Metric {
     Error,
     /// The cross entropy in nats.
     Loss,
+}
+
+impl Metric {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Error => "test error",
+            Self::Loss => "test loss",
+        }
+    }
+
+    /// Returns its value at the end of an epoch, for people.
+    pub(crate) fn show(self, epoch: &Epoch) -> String {
+        match self {
+            Self::Error => format!("{:.2}%", epoch.test_error),
+            Self::Loss => format!("{:.4}", epoch.test_loss),
+        }
+    }
 }
 
 const BASE: Recipe = Recipe {
@@ -58,7 +76,7 @@ const BASE: Recipe = Recipe {
 const RESNET18: Recipe = Recipe {
     name: "resnet18",
     about: "ResNet-18 on CIFAR-10, or on 224x224 pictures of a folder",
-    expected: "not trained to its end on two cores, where that takes days; for rates, a few hundred steps are enough",
+    expected: "not trained to its end on two cores, where that takes days; for ratios, a few hundred steps are enough",
     architecture: Architecture::ResNet { side: 32, blocks: [2, 2, 2, 2], bottleneck: false },
     data: DataSet::Cifar10,
     augment: true,
@@ -111,7 +129,7 @@ pub(crate) const RECIPES: [Recipe; 10] = [
     Recipe {
         name: "alexnet",
         about: "AlexNet on CIFAR-10, or on 224x224 pictures of a folder",
-        expected: "not trained to its end on two cores, where that takes hours; for rates, a few hundred steps are enough",
+        expected: "not trained to its end on two cores, where that takes hours; for ratios, a few hundred steps are enough",
         architecture: Architecture::AlexNet { side: 32 },
         data: DataSet::Cifar10,
         augment: true,
@@ -153,7 +171,7 @@ pub(crate) const RECIPES: [Recipe; 10] = [
     Recipe {
         name: "shakespeare-transformer",
         about: "a transformer of four blocks of 128 on Tiny Shakespeare, 64 characters a sample",
-        expected: "a test loss of about 1.54 dense; AdaComp ends about 9% higher: see docs/results.md",
+        expected: "a test loss of about 1.54 dense; AdaComp ends about 9% higher: see reproduction/README.md",
         architecture: Architecture::Transformer { width: 128, heads: 4, layers: 4, context: 64 },
         data: DataSet::Shakespeare,
         metric: Metric::Loss,
@@ -166,7 +184,7 @@ pub(crate) const RECIPES: [Recipe; 10] = [
     },
 ];
 
-/// Characters in a sample for models that do not say.
+/// Characters in a sample, unless the model decides.
 const SEQUENCE: usize = 50;
 
 impl Recipe {
@@ -174,7 +192,7 @@ impl Recipe {
         RECIPES.into_iter().find(|recipe| recipe.name == name)
     }
 
-    /// The same for pictures of 224x224 from a folder, if there is such a form.
+    /// Returns the form for pictures of 224x224 from a folder, if there is one.
     pub(crate) fn for_image_folder(mut self) -> Option<Self> {
         match &mut self.architecture {
             Architecture::AlexNet { side } | Architecture::ResNet { side, .. } => *side = 224,
@@ -184,7 +202,7 @@ impl Recipe {
         Some(self)
     }
 
-    /// How it wants its data.
+    /// Returns the data that it needs.
     pub(crate) fn wanted(&self) -> Wanted {
         let (sequence, side) = match self.architecture {
             Architecture::Transformer { context, .. } => (context, 0),

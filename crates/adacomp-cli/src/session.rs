@@ -1,18 +1,20 @@
-//! What commands that train have in common: what was asked for, made ready to run.
+//! What the commands that train have in common: checks what was asked for, loads the data, and runs learners on threads or over
+//! MPI.
 
 use crate::args::{JsonLines, TrainingArguments};
 use crate::checkpoint::{Checkpoint, run_folder};
 use crate::config::{Config, MAX_LEARNERS, Scheme, value_name};
-use crate::data::Data;
-use crate::endpoint::Ended;
-use crate::engine::Processes;
+use crate::data::{self, Data};
 use crate::files::{self, Claim};
+use crate::models::Network;
 use crate::recipes::Recipe;
-use crate::reporter::Terminal;
-use crate::train::{self, Run};
-use adacomp_exchange::Transport;
-use anyhow::{Context, Result, bail};
+use crate::show::Progress;
+use crate::trainer::{Ended, Run, Trainer};
+use adacomp_burn::unshared;
+use adacomp_exchange::{ExchangeError, Threads, Transport, TransportError};
+use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::Device;
+use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -23,6 +25,35 @@ use std::time::Duration;
 /// Seconds to wait for other learners, unless told otherwise: some steps and tests take minutes.
 const TIMEOUT: u64 = 600;
 
+/// What carries messages between learners.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportKind {
+    /// Learners are threads of this process
+    #[default]
+    #[value(alias = "local")]
+    Threads,
+    /// Learners are processes that mpirun started
+    Mpi,
+}
+
+/// Learners in processes that mpirun started, one each.
+#[cfg(feature = "mpi")]
+type Processes = adacomp_exchange::Mpi;
+
+#[cfg(feature = "mpi")]
+fn start_mpi(timeout: Duration) -> Result<Processes> {
+    Ok(adacomp_exchange::Mpi::start(timeout)?)
+}
+
+/// A program without MPI has no such learners.
+#[cfg(not(feature = "mpi"))]
+type Processes = adacomp_exchange::Local;
+
+#[cfg(not(feature = "mpi"))]
+fn start_mpi(_timeout: Duration) -> Result<Processes> {
+    bail!("this program was built without MPI: build it with `cargo build --release --features mpi`")
+}
+
 /// A command that trains, ready to do so.
 pub(crate) struct Session<'a> {
     arguments: &'a TrainingArguments,
@@ -30,12 +61,12 @@ pub(crate) struct Session<'a> {
     pub(crate) config: Config,
     pub(crate) schemes: Vec<Scheme>,
     data: Data,
-    /// That no other process works in the same folder.
+    /// Keeps other processes out of the folder.
     claim: Option<Claim>,
     /// Dropping them waits for all of them, which after an error on one would be in vain.
     processes: Option<ManuallyDrop<Processes>>,
     stop: Arc<AtomicBool>,
-    limit: Duration,
+    timeout: Duration,
     pub(crate) threads: usize,
 }
 
@@ -46,8 +77,11 @@ impl<'a> Session<'a> {
         schemes: Vec<Scheme>,
         arguments: &'a TrainingArguments,
     ) -> Result<Self> {
-        let limit = Duration::from_secs(arguments.timeout.unwrap_or(TIMEOUT));
-        let mut processes = arguments.engine.start(limit)?.map(ManuallyDrop::new);
+        let timeout = Duration::from_secs(arguments.timeout.unwrap_or(TIMEOUT));
+        let mut processes = match arguments.transport {
+            TransportKind::Threads => None,
+            TransportKind::Mpi => Some(ManuallyDrop::new(start_mpi(timeout)?)),
+        };
         let mut config = arguments.apply(config);
         if let Some(processes) = &processes {
             let learners = processes.learners();
@@ -62,18 +96,15 @@ impl<'a> Session<'a> {
         }
         let recipe = config.recipe()?;
         // One process fetches what is missing, the others find it there.
-        let data = match &mut processes {
-            Some(processes) if processes.hosted().start > 0 => {
-                processes.barrier()?;
-                train::load_data(&config)?
-            }
-            Some(processes) => {
-                let data = train::load_data(&config)?;
-                processes.barrier()?;
-                data
-            }
-            None => train::load_data(&config)?,
-        };
+        let is_reporter = is_reporter(processes.as_deref());
+        if let (Some(processes), false) = (&mut processes, is_reporter) {
+            processes.barrier()?;
+        }
+        let data = data::load(&recipe.wanted(), config.data.as_deref())?;
+        config.steps(data.train.len())?;
+        if let (Some(processes), true) = (&mut processes, is_reporter) {
+            processes.barrier()?;
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = arguments.threads.unwrap_or(cores).clamp(1, config.learners);
         Ok(Self {
@@ -85,24 +116,23 @@ impl<'a> Session<'a> {
             data,
             processes,
             stop: stop_on_interrupt()?,
-            limit,
+            timeout,
             threads,
         })
     }
 
-    /// Whether this process tells people how it goes: of several, the first.
+    /// Returns whether this process prints and writes: of several, the first.
     pub(crate) fn is_reporter(&self) -> bool {
-        self.processes.as_ref().is_none_or(|processes| processes.hosted().start == 0)
+        is_reporter(self.processes.as_deref())
     }
 
     pub(crate) fn json(&self) -> Option<JsonLines> {
         self.arguments.json
     }
 
-    /// The folder for results: the one to resume, the one asked for, or a fresh one.
+    /// Returns the folder for results: the one to resume, the one asked for, or a fresh one.
     pub(crate) fn folder(&mut self, name: &str) -> Result<PathBuf> {
         let folder = match (&self.arguments.resume, &self.arguments.out) {
-            // Only the process that is_reporter writes.
             (None, None) if !self.is_reporter() => return Ok(PathBuf::new()),
             (None, None) => files::fresh_folder(name)?,
             (Some(folder), _) => run_folder(folder),
@@ -119,7 +149,7 @@ impl<'a> Session<'a> {
         Ok(folder)
     }
 
-    /// Prints the whole configuration, so that the run can be repeated.
+    /// Prints the configuration, so that the run can be repeated.
     pub(crate) fn introduce(&self) -> Result<()> {
         if !self.is_reporter() {
             return Ok(());
@@ -153,18 +183,53 @@ impl<'a> Session<'a> {
         from: Option<&Checkpoint>,
     ) -> Result<Ended> {
         let (steps, _) = config.steps(self.data.train.len())?;
+        let is_reporter = self.is_reporter();
         let run = Run {
-            threads: self.threads,
-            limit: self.limit,
             folder: folder.to_owned(),
             save_every,
             device: Device::flex().autodiff(),
             stop: self.stop.clone(),
             config,
         };
-        let mut terminal = Terminal::new(&run.config, self.recipe.metric, self.json(), steps);
-        let processes = self.processes.as_deref_mut();
-        train::train(&run, &self.data, from, &mut terminal, processes)
+        let mut progress = Progress::new(&run.config, self.recipe.metric, self.json(), steps);
+        let architecture = run.config.recipe()?.architecture;
+        let model = Network::new(architecture, self.data.classes, run.config.seed, &run.device)?;
+        match self.processes.as_deref_mut() {
+            None => self.train_on_threads(&run, &model, from, progress),
+            Some(processes) => Trainer::new(&run, &self.data, model, processes, from)?
+                .train(is_reporter.then_some(&mut progress)),
+        }
+    }
+
+    fn train_on_threads(
+        &self,
+        run: &Run,
+        model: &Network,
+        from: Option<&Checkpoint>,
+        progress: Progress,
+    ) -> Result<Ended> {
+        let mut progress = Some(progress);
+        std::thread::scope(|scope| {
+            let transports =
+                Threads { learners: run.config.learners, threads: self.threads, timeout: self.timeout };
+            let threads: Vec<_> = transports
+                .connect()
+                .into_iter()
+                .map(|transport| {
+                    let mut progress = if transport.hosted().start == 0 { progress.take() } else { None };
+                    let (model, data) = (unshared(model.clone()), &self.data);
+                    scope.spawn(move || {
+                        Trainer::new(run, data, model, transport, from)?.train(progress.as_mut())
+                    })
+                })
+                .collect();
+            let results = threads.into_iter().map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(anyhow!("a learner's thread panicked; please report it")))
+            });
+            first_cause(results.collect())
+        })
     }
 
     /// Parts from other processes in good order, once all is done.
@@ -173,7 +238,35 @@ impl<'a> Session<'a> {
     }
 }
 
-/// A flat list of a configuration's values, named as on the command line.
+fn is_reporter(processes: Option<&Processes>) -> bool {
+    processes.is_none_or(|processes| processes.hosted().start == 0)
+}
+
+/// Returns what the threads agree on, or the error of the one that failed first, rather than of those that miss it.
+fn first_cause(results: Vec<Result<Ended>>) -> Result<Ended> {
+    let misses_another = |error: &anyhow::Error| {
+        let transport = error.downcast_ref::<TransportError>();
+        let exchange = error.downcast_ref::<ExchangeError>();
+        transport.is_some() || matches!(exchange, Some(ExchangeError::Transport { .. }))
+    };
+    let (mut consequence, mut ended) = (None, None);
+    for result in results {
+        match result {
+            Ok(result) => {
+                ended.get_or_insert(result);
+            }
+            Err(error) if misses_another(&error) => consequence = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    match (consequence, ended) {
+        (Some(error), _) => Err(error),
+        (None, Some(ended)) => Ok(ended),
+        (None, None) => Err(anyhow!("nobody trained")),
+    }
+}
+
+/// Returns a flat list of a configuration's values, named as on the command line.
 pub(crate) fn flat(configuration: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| match value {
         Value::Null => "-".to_owned(),
@@ -187,7 +280,7 @@ pub(crate) fn flat(configuration: &Value) -> Vec<(String, String)> {
     entries.map(|(name, value)| (name.replace('_', "-"), text(value))).collect()
 }
 
-/// Ctrl-C ends a run after the step that is going on; a second one ends the program at once.
+/// Ends a run on Ctrl-C after the step that is going on, and the program at once on a second one.
 fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();

@@ -5,9 +5,8 @@ use std::process::Command;
 /// Needs Chromium; `cargo xtask test` installs and uses it.
 #[test]
 #[ignore = "needs chromium: run by cargo xtask test"]
-fn the_report_draws_everything() {
-    let folder = std::env::temp_dir().join(format!("adacomp-browser-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+fn the_report_draws_all_charts() {
+    let folder = tempfile::tempdir().unwrap();
     let program = Command::new(env!("CARGO_BIN_EXE_adacomp"))
         .args([
             "compare",
@@ -19,11 +18,11 @@ fn the_report_draws_everything() {
             "--out",
             "run",
         ])
-        .current_dir(&folder)
+        .current_dir(folder.path())
         .output()
         .unwrap();
     assert!(program.status.success(), "{}", String::from_utf8_lossy(&program.stderr));
-    let report = folder.join("run/report.html");
+    let report = folder.path().join("run/report.html");
     let html = std::fs::read_to_string(&report).unwrap();
     for outside in ["http://", "https://", "src=", "@import"] {
         let found = html.replace("http://www.w3.org/", "").contains(outside);
@@ -40,17 +39,23 @@ fn the_report_draws_everything() {
             "--no-first-run",
         ])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
-        .arg(format!("--user-data-dir={}", folder.join("profile").display()))
+        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
         .args(["--virtual-time-budget=10000", "--dump-dom"])
         .arg(format!("file://{}", report.display()))
         .output()
         .unwrap();
     let page = String::from_utf8_lossy(&chromium.stdout).into_owned();
-    std::fs::remove_dir_all(&folder).unwrap();
     assert!(page.contains("data-ready=\"true\""), "{page}\n{}", String::from_utf8_lossy(&chromium.stderr));
     let count = |part: &str| page.matches(part).count();
     assert!(count("<figure") >= 6 && count("<svg") >= 6, "{} figures", count("<figure"));
-    for text in ["digits", "local-selection", "Mlp.layers.0.weight", "learning-rate"] {
+    for text in [
+        "digits",
+        "local-selection",
+        "Mlp.layers.0.weight",
+        "learning-rate",
+        "compression ratio",
+        "frame ratio",
+    ] {
         assert!(page.contains(text), "{text}");
     }
     assert!(!page.contains(">NaN<") && !page.contains("undefined"));

@@ -2,31 +2,15 @@
 
 #![cfg(feature = "mpi")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-
-/// A folder that is removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("adacomp-mpi-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use tempfile::tempdir;
 
 fn checksum(output: Output) -> String {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let lines: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("weights checksum: ")).collect();
-    assert_eq!(lines.len(), 1, "one process is_reporter for all: {text}");
+    assert_eq!(lines.len(), 1, "one process reports for all: {text}");
     lines[0].to_owned()
 }
 
@@ -35,10 +19,10 @@ fn local(folder: &Path, arguments: &str) -> String {
     checksum(Command::new(program).args(arguments.split_whitespace()).current_dir(folder).output().unwrap())
 }
 
-/// Runs so many processes, for two minutes at most: mpirun then ends them.
+/// Runs this number of processes, for two minutes at most: mpirun then ends them.
 fn over_mpi(folder: &Path, processes: usize, arguments: &str) -> Output {
     let options = format!(
-        "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 --timeout 120 -n {processes} {} {arguments} --engine mpi",
+        "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 --timeout 120 -n {processes} {} {arguments} --transport mpi",
         env!("CARGO_BIN_EXE_adacomp")
     );
     Command::new("mpirun").args(options.split_whitespace()).current_dir(folder).output().unwrap()
@@ -47,37 +31,37 @@ fn over_mpi(folder: &Path, processes: usize, arguments: &str) -> Output {
 #[test]
 #[ignore = "needs mpirun: run by cargo xtask test"]
 fn processes_and_threads_come_to_the_same_weights() {
-    let folder = Folder::new("same");
+    let folder = tempdir().unwrap();
     for settings in
         ["--strategy gather", "--strategy reduce", "--strategy sharded", "--scheme dense --optimizer adam"]
     {
         let line = format!("train digits --steps 50 --minibatch 48 {settings}");
-        let threads = local(&folder.0, &format!("{line} --learners 3"));
-        assert_eq!(threads, checksum(over_mpi(&folder.0, 3, &line)), "{settings}");
+        let threads = local(folder.path(), &format!("{line} --learners 3"));
+        assert_eq!(threads, checksum(over_mpi(folder.path(), 3, &line)), "{settings}");
     }
 }
 
 #[test]
 #[ignore = "needs mpirun: run by cargo xtask test"]
-fn a_run_can_change_its_engine() {
-    let folder = Folder::new("resume");
-    let whole =
-        local(&folder.0, "train digits --steps 60 --learners 2 --schedule constant --strategy sharded");
+fn a_run_can_change_its_transport() {
+    let folder = tempdir().unwrap();
+    let uninterrupted =
+        local(folder.path(), "train digits --steps 60 --learners 2 --schedule constant --strategy sharded");
     checksum(over_mpi(
-        &folder.0,
+        folder.path(),
         2,
         "train digits --steps 30 --schedule constant --strategy sharded --out run",
     ));
-    let threads = local(&folder.0, "train --resume run --steps 45");
-    assert_ne!(threads, whole);
-    assert_eq!(checksum(over_mpi(&folder.0, 2, "train --resume run --steps 60")), whole);
+    let threads = local(folder.path(), "train --resume run --steps 45");
+    assert_ne!(threads, uninterrupted);
+    assert_eq!(checksum(over_mpi(folder.path(), 2, "train --resume run --steps 60")), uninterrupted);
 }
 
 #[test]
 #[ignore = "needs mpirun: run by cargo xtask test"]
 fn as_many_learners_as_processes() {
-    let folder = Folder::new("learners");
-    let output = over_mpi(&folder.0, 2, "train digits --learners 4");
+    let folder = tempdir().unwrap();
+    let output = over_mpi(folder.path(), 2, "train digits --learners 4");
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("mpirun started 2 processes: leave --learners out"), "{text}");
@@ -86,24 +70,24 @@ fn as_many_learners_as_processes() {
 #[test]
 #[ignore = "needs mpirun: run by cargo xtask test"]
 fn schemes_can_be_compared_over_mpi() {
-    let folder = Folder::new("compare");
-    let output = over_mpi(&folder.0, 2, "compare digits --epochs 2 --json --out run");
+    let folder = tempdir().unwrap();
+    let output = over_mpi(folder.path(), 2, "compare digits --epochs 2 --json --out run");
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    assert!(last["adacomp"]["rate"]["matrix"].as_f64().unwrap() > 100.0, "{text}");
-    assert!(folder.0.join("run/report.html").is_file());
+    assert!(last["adacomp"]["frame_ratio"]["matrix"].as_f64().unwrap() > 100.0, "{text}");
+    assert!(folder.path().join("run/report.html").is_file());
 }
 
-/// What only one process finds wrong ends all of them at once, and not when a time limit has passed.
+/// What only one process finds wrong ends all of them at once, and not when a timeout has passed.
 #[test]
 #[ignore = "needs mpirun: run by cargo xtask test"]
 fn an_error_of_one_process_ends_all() {
-    let folder = Folder::new("error");
-    std::fs::create_dir(folder.0.join("full")).unwrap();
-    std::fs::write(folder.0.join("full/something"), "here").unwrap();
+    let folder = tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("full")).unwrap();
+    std::fs::write(folder.path().join("full/something"), "here").unwrap();
     let start = std::time::Instant::now();
-    let output = over_mpi(&folder.0, 3, "train digits --minibatch 48 --out full");
+    let output = over_mpi(folder.path(), 3, "train digits --minibatch 48 --out full");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("full is not empty"), "{text}");
     assert!(!output.status.success());

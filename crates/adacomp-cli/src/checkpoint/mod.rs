@@ -1,4 +1,4 @@
-//! Saving a run, and going on with it.
+//! Saves a run, and reads it again to go on with it.
 //!
 //! A checkpoint is a folder `checkpoint-STEP` that appears with all its files or not at all:
 //!
@@ -16,14 +16,13 @@
 mod save;
 
 use crate::config::Config;
-use crate::endpoint::State;
-use crate::history::{History, Seconds};
-use crate::meter::Sums;
+use crate::history::{History, Seconds, Sums};
 use crate::optimizer::Optimizer;
-use crate::tensors;
+use crate::trainer::State;
 use adacomp::Parameter;
 use adacomp_exchange::{Exchange, LearnerState, Transport};
 use anyhow::{Context, Result, bail, ensure};
+use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -38,7 +37,7 @@ const RUN: &str = "run.json";
 const WEIGHTS: &str = "weights.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 
-/// What `run.json` says.
+/// The contents of `run.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Saved {
     format: u32,
@@ -63,7 +62,7 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// The newest checkpoint of a run's folder, or a checkpoint's own folder; checked to be whole.
+    /// Opens the newest checkpoint of a run's folder, or a checkpoint by its own folder, and checks that no file is damaged.
     pub(crate) fn open(folder: &Path) -> Result<Self> {
         let folder = match folder.join(RUN).is_file() {
             true => folder.to_owned(),
@@ -72,11 +71,14 @@ impl Checkpoint {
         };
         let path = folder.join(RUN);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let saved: Saved = serde_json::from_str(&text).with_context(|| {
+        let mut saved: Saved = serde_json::from_str(&text).with_context(|| {
             format!("{} is damaged, or of another version of this program", path.display())
         })?;
         if saved.format != FORMAT {
             bail!("{}: format {}, but this program reads format {FORMAT}", path.display(), saved.format);
+        }
+        for sums in saved.epoch.iter_mut().chain([&mut saved.before]) {
+            sums.complete(saved.config.learners);
         }
         let checkpoint = Self { folder, saved };
         for (name, expected) in &checkpoint.saved.files {
@@ -86,7 +88,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The same where there may be none yet.
+    /// Opens the newest checkpoint of a run's folder, if there is one.
     pub(crate) fn find(folder: &Path) -> Result<Option<Self>> {
         newest(folder).map(|newest| Self::open(&newest)).transpose()
     }
@@ -97,29 +99,24 @@ impl Checkpoint {
     }
 
     fn tensors(&self, name: &str, prefix: &str, parameters: &[Parameter]) -> Result<Vec<Vec<f32>>> {
-        tensors::read(&self.read(name)?, prefix, parameters)
+        read_tensors(&self.read(name)?, prefix, parameters)
             .with_context(|| self.folder.join(name).display().to_string())
     }
 
-    /// The weights.
-    pub(crate) fn weights(&self, parameters: &[Parameter]) -> Result<Vec<Vec<f32>>> {
-        self.tensors(WEIGHTS, "", parameters)
-    }
-
-    /// Takes over what was saved, for the learners that are hosted here, of now perhaps another number.
-    pub(crate) fn load<C: Transport>(
+    /// Loads the state of the learners that are hosted here. The number of learners may be another one than when it was saved.
+    pub(crate) fn load<T: Transport>(
         &self,
         config: &Config,
         parameters: &[Parameter],
         untrained: &[Parameter],
-        exchange: &mut Exchange<C>,
+        exchange: &mut Exchange<T>,
     ) -> Result<State> {
         let hosted = exchange.transport().hosted();
         let saved = &self.saved;
         if saved.config.optimizer != config.optimizer || saved.config.minibatch != config.minibatch {
             bail!("a run keeps its optimiser and its minibatch: leave --optimizer and --minibatch out");
         }
-        let weights = self.weights(parameters)?;
+        let weights = self.tensors(WEIGHTS, "", parameters)?;
         let mut optimizer = Optimizer::new(config, &weights);
         optimizer.steps = saved.optimizer_steps;
         for (number, moments) in optimizer.moments.iter_mut().enumerate() {
@@ -163,7 +160,22 @@ fn of_learner(what: &str, learner: usize) -> String {
     format!("{what}-{learner:04}.safetensors")
 }
 
-/// The checkpoints of a run, oldest first.
+/// Reads the tensors of these parameters, in their order.
+fn read_tensors(bytes: &[u8], prefix: &str, parameters: &[Parameter]) -> Result<Vec<Vec<f32>>> {
+    let tensors = SafeTensors::deserialize(bytes).context("not a safetensors file")?;
+    let read = |parameter: &Parameter| {
+        let name = format!("{prefix}{}", parameter.name);
+        let tensor = tensors.tensor(&name).with_context(|| format!("it has no tensor `{name}`"))?;
+        if tensor.dtype() != Dtype::F32 || tensor.shape() != parameter.shape {
+            let (dtype, shape) = (tensor.dtype(), tensor.shape());
+            bail!("`{name}` is {dtype:?} {shape:?} where F32 {:?} should be", parameter.shape);
+        }
+        Ok(tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    };
+    parameters.iter().map(read).collect()
+}
+
+/// Returns the checkpoints of a run, oldest first.
 fn checkpoints(folder: &Path) -> Vec<PathBuf> {
     let number = |name: &str| -> Option<(u64, u64)> {
         let (step, again) =
@@ -175,16 +187,16 @@ fn checkpoints(folder: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(_, path)| path).collect()
 }
 
-/// The names of all that is in a folder.
+/// Returns the names and paths of all that is in a folder.
 fn names(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
 }
 
-/// The folder of the run that a checkpoint is of, or that is named itself.
+/// Returns the folder of the run that a checkpoint belongs to, or the folder itself if it is a run's.
 pub(crate) fn run_folder(path: &Path) -> PathBuf {
-    let whole = if path.join(RUN).is_file() { path.canonicalize().ok() } else { None };
-    whole.as_deref().and_then(Path::parent).unwrap_or(path).to_owned()
+    let full = if path.join(RUN).is_file() { path.canonicalize().ok() } else { None };
+    full.as_deref().and_then(Path::parent).unwrap_or(path).to_owned()
 }
 
 fn newest(folder: &Path) -> Option<PathBuf> {
@@ -206,7 +218,7 @@ fn mean(statistics: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
     first.iter().enumerate().map(layer).collect()
 }
 
-/// A number that differs when any bit of the weights, or of what is not trained, differs.
+/// Returns a text that differs if any bit of the weights, or of what is not trained, differs.
 pub(crate) fn checksum(weights: &[Vec<f32>], statistics: &[Vec<f32>]) -> String {
     let mut hash = Sha256::new();
     for value in weights.iter().chain(statistics).flatten() {

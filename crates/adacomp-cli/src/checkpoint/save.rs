@@ -1,27 +1,28 @@
-//! Writing a checkpoint.
+//! Writes a checkpoint.
 
 use super::{FORMAT, OPTIMIZER, PREFIX, RUN, Saved, WEIGHTS, checkpoints, crc, names, of_learner};
 use crate::config::Config;
-use crate::endpoint::State;
 use crate::files::{Draft, PARTIAL};
-use crate::meter::Sums;
-use crate::tensors;
+use crate::history::Sums;
+use crate::trainer::State;
 use adacomp::Parameter;
 use adacomp_burn::average_statistics;
 use adacomp_exchange::{Exchange, LearnerState, Transport};
 use anyhow::{Context, Result, bail};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-/// Saves a run into its folder. The learner 0 writes, and takes in what the others have, one after the other.
-pub(crate) fn save<C: Transport>(
+/// Saves a run into its folder. Learner 0 writes, and receives what the others have, block by block.
+pub(crate) fn save<T: Transport>(
     folder: &Path,
     config: &Config,
     [parameters, untrained]: [&[Parameter]; 2],
     state: &State,
-    exchange: &mut Exchange<C>,
+    exchange: &mut Exchange<T>,
 ) -> Result<()> {
     let hosted = exchange.transport().hosted();
     let average = average_statistics(exchange.transport(), &state.statistics)?;
@@ -42,14 +43,13 @@ pub(crate) fn save<C: Transport>(
         }
     }
     let Some(mut writer) = writer else { return Ok(()) };
-    writer
-        .write(WEIGHTS, &tensors::write(&[("", parameters, &state.weights), ("", untrained, &average)])?)?;
+    writer.write(WEIGHTS, &write_tensors(&[("", parameters, &state.weights), ("", untrained, &average)])?)?;
     let prefixes: Vec<String> =
         (0..state.optimizer.moments.len()).map(|number| format!("{number}.")).collect();
     let moments = prefixes.iter().zip(&state.optimizer.moments);
     let moments: Vec<_> =
         moments.map(|(prefix, moments)| (prefix.as_str(), parameters, &moments[..])).collect();
-    writer.write(OPTIMIZER, &tensors::write(&moments)?)?;
+    writer.write(OPTIMIZER, &write_tensors(&moments)?)?;
     writer.finish(
         folder,
         Saved {
@@ -66,7 +66,7 @@ pub(crate) fn save<C: Transport>(
     )
 }
 
-/// Learners whose states travel in one round: few enough that memory and the length of messages stay bounded.
+/// Returns blocks of learners whose states are sent in one round: few enough that memory and messages stay bounded.
 fn blocks(learners: usize, weights: &[Vec<f32>]) -> impl Iterator<Item = Range<usize>> {
     const BYTES: usize = 1 << 29;
     let each = 8 * weights.iter().map(Vec::len).sum::<usize>();
@@ -74,7 +74,8 @@ fn blocks(learners: usize, weights: &[Vec<f32>]) -> impl Iterator<Item = Range<u
     (0..learners).step_by(block).map(move |first| first..(first + block).min(learners))
 }
 
-/// What one learner has of its own, as it travels: sums, residuals, an owner's residuals and statistics, empty if it has none.
+/// Writes one message of what a learner has of its own: sums, residuals, an owner's residuals and statistics, empty if it has
+/// none.
 fn learner_parts(
     state: &LearnerState,
     untrained: &[Parameter],
@@ -83,7 +84,7 @@ fn learner_parts(
 ) -> Result<Vec<u8>> {
     let statistics = match untrained.is_empty() {
         true => Vec::new(),
-        false => tensors::write(&[("", untrained, statistics)])?,
+        false => write_tensors(&[("", untrained, statistics)])?,
     };
     let mut bytes = Vec::new();
     for part in [
@@ -98,9 +99,9 @@ fn learner_parts(
     Ok(bytes)
 }
 
-/// Brings what these learners have of their own to learner 0, which gets all of it; the others get nothing.
-fn to_first<C: Transport>(
-    transport: &mut C,
+/// Sends the messages of a block of learners to learner 0. Returns them there, and nothing elsewhere.
+fn to_first<T: Transport>(
+    transport: &mut T,
     block: &Range<usize>,
     own: Vec<Vec<u8>>,
 ) -> Result<Vec<Vec<u8>>> {
@@ -118,6 +119,24 @@ fn to_first<C: Transport>(
         0 => Ok(incoming.swap_remove(0).drain(block.clone()).collect()),
         _ => Ok(Vec::new()),
     }
+}
+
+/// What comes before the names of parameters in a file, the parameters, and their values.
+type Named<'a> = (&'a str, &'a [Parameter], &'a [Vec<f32>]);
+
+/// Writes a safetensors file of one tensor for each parameter.
+fn write_tensors(tensors: &[Named<'_>]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for (prefix, parameters, values) in tensors {
+        for (parameter, values) in parameters.iter().zip(*values) {
+            let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            bytes.push((format!("{prefix}{}", parameter.name), &parameter.shape, data));
+        }
+    }
+    let views = bytes
+        .iter()
+        .map(|(name, shape, data)| Ok((name, TensorView::new(Dtype::F32, shape.to_vec(), data)?)));
+    Ok(safetensors::serialize(views.collect::<Result<Vec<_>>>()?, None)?)
 }
 
 struct Writer {
@@ -167,7 +186,7 @@ impl Writer {
         Ok(serde_json::from_slice(sums)?)
     }
 
-    /// The list of files last, then the name; then older checkpoints can go.
+    /// Writes the list of files last, then gives the folder its name, then removes older checkpoints.
     fn finish(self, folder: &Path, saved: Saved) -> Result<()> {
         let saved = Saved { files: self.files, ..saved };
         self.draft.write(RUN, &serde_json::to_vec_pretty(&saved)?)?;

@@ -15,7 +15,7 @@ pub(crate) fn run(path: &Path) -> Result<End> {
     Ok(End::Done)
 }
 
-/// A run: what it is, how far it is, and what each file holds.
+/// Describes a run: what it is, how far it is, and what each file holds.
 fn checkpoint(folder: &Path) -> Result<String> {
     let checkpoint = Checkpoint::open(folder)?;
     let saved = &checkpoint.saved;
@@ -24,10 +24,12 @@ fn checkpoint(folder: &Path) -> Result<String> {
         text += &format!("  {name:<15} {value}\n");
     }
     if let Some(epoch) = saved.history.epochs.last() {
-        let (error, loss, rate) = (epoch.test_error, epoch.test_loss, show::rate(epoch.total.rate.overall));
+        let (error, loss) = (epoch.test_error, epoch.test_loss);
+        let (total, frames) = (&epoch.total, show::ratio(epoch.total.frame_ratio.overall));
         text += &format!(
-            "\nafter epoch {}: test error {error:.2}%, test loss {loss:.4}, rate {rate}\n",
-            epoch.epoch
+            "\nafter epoch {}: test error {error:.2}%, test loss {loss:.4}, compression ratio {}, frame ratio {frames}\n",
+            epoch.epoch,
+            show::ratio(total.compression_ratio)
         );
     }
     let mut rows = vec![row(["file", "tensors", "elements", "bytes", "norm"])];
@@ -48,7 +50,7 @@ fn checkpoint(folder: &Path) -> Result<String> {
     Ok(text + "\n" + &table(&rows))
 }
 
-/// A safetensors file or a frame.
+/// Describes a safetensors file or a frame.
 fn file(path: &Path) -> Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     match SafeTensors::deserialize(&bytes) {
@@ -102,7 +104,7 @@ fn frame_table(header: &Header, sections: &[Section], bytes: usize) -> String {
     text + &table(&rows)
 }
 
-/// The values of a tensor of f32; none of another.
+/// Returns the values of a tensor of f32, and none of another type.
 fn values<'a>(tensor: &safetensors::tensor::TensorView<'a>) -> impl Iterator<Item = f32> + use<'a> {
     let bytes: &'a [u8] = if tensor.dtype() == Dtype::F32 { tensor.data() } else { &[] };
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))

@@ -4,10 +4,11 @@ use crate::End;
 use crate::args::TrainArguments;
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, value_name};
-use crate::endpoint::Ended;
+use crate::history::Epoch;
 use crate::recipes::Metric;
 use crate::session::Session;
 use crate::show;
+use crate::trainer::Ended;
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -51,17 +52,7 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
         line.insert("weights_checksum".to_owned(), json!(ended.checksum));
         say!("{}", Value::Object(line));
     } else if let Some(last) = ended.history.epochs.last() {
-        let time = &last.seconds;
-        let share = |seconds: f64| 100.0 * seconds / (time.all() - time.test);
-        say!(
-            "\nof a step's time: {:.1}% forward and backward, {:.1}% compress, {:.1}% exchange, {:.1}% decode, {:.1}% optimiser, {:.1}% data",
-            share(time.model),
-            share(time.compress),
-            share(time.encode + time.wait),
-            share(time.decode),
-            share(time.optimizer),
-            share(time.data)
-        );
+        say!("\n{}", summary(session.recipe.metric, last));
     }
     if let Some(peak) = show::peak_memory() {
         note!("peak memory: {}", show::bytes(peak));
@@ -82,7 +73,34 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
     Ok(())
 }
 
-/// What a run has come to, for programs.
+/// Says what a run has come to: its result, its bytes, and where the time of the last epoch went.
+fn summary(metric: Metric, last: &Epoch) -> String {
+    let sent = match last.total.compression_ratio {
+        None => "nothing sent".to_owned(),
+        Some(ratio) => format!(
+            "compression ratio {}: {} sent per learner, and {} by a dense ring all-reduce",
+            show::ratio(Some(ratio)),
+            show::bytes(last.total.bytes_sent),
+            show::bytes(ratio * last.total.bytes_sent)
+        ),
+    };
+    let time = &last.seconds;
+    let share = |seconds: f64| 100.0 * seconds / time.training();
+    format!(
+        "{} {}; {sent}\nof a step's time: {:.1}% forward and backward, {:.1}% compress, {:.1}% exchange, {:.1}% decode, \
+         {:.1}% optimiser, {:.1}% data",
+        metric.name(),
+        metric.show(last),
+        share(time.model),
+        share(time.compress),
+        share(time.encode + time.wait),
+        share(time.decode),
+        share(time.optimizer),
+        share(time.data)
+    )
+}
+
+/// Returns what a run has come to, for programs.
 pub(crate) fn result(metric: Metric, ended: &Ended) -> Result<Value> {
     let last = ended.history.epochs.last().context("the run ended before its first test")?;
     let mut result = Map::new();
@@ -90,8 +108,13 @@ pub(crate) fn result(metric: Metric, ended: &Ended) -> Result<Value> {
         Metric::Error => result.insert("test_error".to_owned(), json!(last.test_error)),
         Metric::Loss => result.insert("loss".to_owned(), json!(last.test_loss)),
     };
-    result.insert("rate".to_owned(), json!(last.total.rate));
-    result.insert("bytes_sent".to_owned(), json!(last.total.bytes_sent));
-    result.insert("seconds".to_owned(), json!(last.total.seconds));
+    let total = &last.total;
+    let rest = json!({
+        "compression_ratio": total.compression_ratio,
+        "frame_ratio": total.frame_ratio,
+        "bytes_sent": total.bytes_sent,
+        "seconds": total.seconds,
+    });
+    result.extend(rest.as_object().cloned().unwrap_or_default());
     Ok(Value::Object(result))
 }

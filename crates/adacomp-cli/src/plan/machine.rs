@@ -1,4 +1,4 @@
-//! What computing takes on this machine.
+//! Measures the parts of an exchange on this machine.
 
 use crate::data::cache_folder;
 use crate::files;
@@ -13,20 +13,20 @@ use std::time::Instant;
 
 /// Seconds of the parts that an exchange is made of, while all cores are busy with the like.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Machine {
+pub(super) struct Machine {
     /// To copy an element.
-    pub(crate) copy: f64,
+    pub(super) copy: f64,
     /// To compress an element in bins of 500, and of 50.
-    pub(crate) large_bins: f64,
-    pub(crate) small_bins: f64,
+    pub(super) large_bins: f64,
+    pub(super) small_bins: f64,
     /// To write an element of the average.
-    pub(crate) write: f64,
+    pub(super) write: f64,
     /// To encode or decode a selected element.
-    pub(crate) code: f64,
+    pub(super) code: f64,
     /// To send or receive a byte, beside what the link takes.
-    pub(crate) byte: f64,
-    /// To start a transport and to be told of its end.
-    pub(crate) transport: f64,
+    pub(super) byte: f64,
+    /// To start a collective call and to be told of its end.
+    pub(super) transport: f64,
 }
 
 /// A processor of 2021 at work on all of its cores, for machines that have not been measured.
@@ -54,8 +54,8 @@ const MOST_THREADS: usize = 16;
 const BYTES: usize = 64 << 20;
 
 impl Machine {
-    /// What was measured here, if it was.
-    pub(crate) fn measured() -> Result<Option<Self>> {
+    /// Returns what was measured on this machine, if it was.
+    pub(super) fn measured() -> Result<Option<Self>> {
         let path = Self::file()?;
         match std::fs::read_to_string(&path) {
             Ok(text) => {
@@ -67,13 +67,13 @@ impl Machine {
         }
     }
 
-    /// Where it is kept.
-    pub(crate) fn file() -> Result<PathBuf> {
+    /// Returns the file that it is kept in.
+    pub(super) fn file() -> Result<PathBuf> {
         Ok(cache_folder()?.join("machine.json"))
     }
 
     /// Measures, with all cores busy, and keeps it for the next time.
-    pub(crate) fn calibrate() -> Result<Self> {
+    pub(super) fn calibrate() -> Result<Self> {
         let path = Self::file()?;
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -156,7 +156,7 @@ impl Compression {
     }
 }
 
-/// Seconds for a byte that goes through the loopback interface, and for an answer to come back, at each end.
+/// Returns the seconds for a byte that goes through the loopback interface, and for an answer to come back, at each end.
 fn sending() -> Result<(f64, f64)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut near = TcpStream::connect(listener.local_addr()?)?;
@@ -194,7 +194,7 @@ fn sending() -> Result<(f64, f64)> {
         answers.push(start.elapsed().as_secs_f64());
     }
     echo.join().expect("the other end does not panic")?;
-    // Both ends are here, so each has half. A transport has a thread of its own at each end, and passes between them several
+    // Both ends are here, so each has half. A collective call has a thread of its own at each end, and passes between them several
     // times.
     Ok((0.5 * bytes / BYTES as f64, 10.0 * median(answers)))
 }

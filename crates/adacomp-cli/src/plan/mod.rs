@@ -1,260 +1,302 @@
-//! What a step will take, before anything is bought or rented: a small cost model of the exchange.
-//!
-//! A step is what it takes without communication, and on top what the exchange computes, what its bytes take on the link, and the
-//! latency of its rounds. Part of the sending hides behind the backward pass.
+//! `adacomp plan`: predicts the time of a step, dense and with each strategy, before anything is run.
 
-pub(crate) mod check;
-pub(crate) mod machine;
-pub(crate) mod model;
-pub(crate) mod units;
+mod cost;
+mod machine;
+mod model;
 
-pub(crate) use machine::Machine;
-pub(crate) use model::Model;
+use crate::End;
+use crate::args::PlanArguments;
+use crate::show::{self, row, table};
+use adacomp_exchange::Strategy;
+use anyhow::{Result, bail};
+use cost::{BreakEven, Checked, Prediction, Setting, check, predict};
+use machine::Machine;
+use model::{Model, Ratios};
+use serde_json::json;
+use std::path::Path;
 
-use serde::Serialize;
+/// Learners that a plan can be made for.
+const MAX_LEARNERS: usize = 10_000;
 
-/// A way to exchange gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Way {
-    Dense,
-    Gather,
-    Reduce,
-    Sharded,
-}
+/// Compression that saves less than this share of a step is not worth its delayed gradients.
+const WORTH: f64 = 0.95;
 
-impl Way {
-    pub(crate) const ALL: [Self; 4] = [Self::Dense, Self::Gather, Self::Reduce, Self::Sharded];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Dense => "dense",
-            Self::Gather => "gather",
-            Self::Reduce => "reduce",
-            Self::Sharded => "sharded",
+/// Runs `adacomp plan`.
+pub(crate) fn run(arguments: &PlanArguments) -> Result<End> {
+    let machine = if arguments.calibrate {
+        note!("measuring this machine, for some seconds");
+        Some(Machine::calibrate()?)
+    } else {
+        Machine::measured()?
+    };
+    if let Some(path) = &arguments.check {
+        return show_check(path, machine, arguments.json);
+    }
+    let Some(model) = &arguments.model else {
+        return show_machine(machine, arguments.json);
+    };
+    let (model, setting) = (Model::read(model, ratios(arguments)?)?, setting(arguments)?);
+    let used = machine.unwrap_or_default();
+    let predictions = predict(&model, &setting, &used);
+    let (best, reason) = recommend(&predictions, &setting);
+    if arguments.json {
+        let plan = json!({
+            "model": model, "setting": setting, "machine": used, "calibrated": machine.is_some(),
+            "predictions": predictions, "recommendation": best.to_string(), "reason": reason,
+        });
+        say!("{plan}");
+    } else {
+        tell!("{}", text(&model, &setting, &predictions));
+        say!("\n{best}: {reason}");
+        if machine.is_none() {
+            say!(
+                "This machine has not been measured, so costs of computing are those of another; see --calibrate."
+            );
         }
     }
+    Ok(End::Done)
 }
 
-/// Where a model is trained.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Setting {
-    pub(crate) learners: usize,
-    /// Bytes a second, each way, of a learner's link.
-    pub(crate) bandwidth: f64,
-    /// Seconds that a message of no length takes.
-    pub(crate) latency: f64,
-    /// Seconds of a step without communication.
-    pub(crate) compute: f64,
-    /// Learners that share a processor core.
-    pub(crate) crowding: f64,
-}
-
-/// What is to be expected of one way.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Prediction {
-    pub(crate) way: Way,
-    /// Seconds of a step.
-    pub(crate) step: f64,
-    /// Seconds of it that the learner computes for the exchange.
-    pub(crate) processor: f64,
-    /// Bytes that a learner sends in a step, and as many come.
-    pub(crate) bytes: f64,
-    /// Bytes that a learner keeps for it, on top of what training takes anyway.
-    pub(crate) memory: f64,
-    /// The link, in bytes a second, below which it is faster than dense.
-    pub(crate) break_even: BreakEven,
-}
-
-/// Up to which link something pays.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum BreakEven {
-    Never,
-    Below(f64),
-    OnAnyLink,
-}
-
-impl Serialize for BreakEven {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Never => serializer.serialize_str("never"),
-            Self::Below(bandwidth) => serializer.serialize_f64(*bandwidth),
-            Self::OnAnyLink => serializer.serialize_str("any"),
+fn ratios(arguments: &PlanArguments) -> Result<Ratios> {
+    for ratio in [arguments.conv_ratio, arguments.matrix_ratio] {
+        if !(ratio.is_finite() && ratio >= 1.0) {
+            bail!("a ratio of {ratio}: choose a number from 1 on");
         }
     }
+    Ok(Ratios { conv: arguments.conv_ratio, matrix: arguments.matrix_ratio })
 }
 
-/// The share of a step's computing during which messages travel unnoticed, as it was measured: about half of the backward pass.
-const HIDDEN: f64 = 0.3;
-
-/// Bytes that a message takes on top of its contents: its envelope, and the header of its row.
-const ENVELOPE: f64 = 15.0;
-
-/// Bytes that a layer takes in a message on top of its elements: a scale, and how many elements there are.
-const LAYER: f64 = 5.0;
-
-/// Elements that are exchanged together, PyTorch's 25 MB.
-const GROUP: f64 = 6.5e6;
-
-/// Links between which break-even is looked for, in bytes a second.
-const LINKS: (f64, f64) = (1e2, 1e13);
-
-/// All ways, in their order.
-pub(crate) fn predict(model: &Model, setting: &Setting, machine: &Machine) -> Vec<Prediction> {
-    Way::ALL.into_iter().map(|way| predict_one(way, model, setting, machine)).collect()
+fn setting(arguments: &PlanArguments) -> Result<Setting> {
+    let learners = arguments.learners;
+    if !(1..=MAX_LEARNERS).contains(&learners) {
+        bail!("{learners} learners: choose 1 to {MAX_LEARNERS}");
+    }
+    let setting = Setting {
+        learners,
+        bandwidth: parse_bandwidth(&arguments.bandwidth)?,
+        latency: parse_seconds(&arguments.latency)?,
+        compute: parse_seconds(&arguments.compute)?,
+        crowding: 1.0,
+    };
+    if setting.bandwidth == 0.0 {
+        bail!("a link speed of {}: choose more than 0", arguments.bandwidth);
+    }
+    if setting.compute == 0.0 {
+        bail!("a step of {}: choose more than 0", arguments.compute);
+    }
+    Ok(setting)
 }
 
-fn predict_one(way: Way, model: &Model, setting: &Setting, machine: &Machine) -> Prediction {
-    let exchange = Exchange { model, learners: setting.learners as f64, machine };
-    Prediction {
-        way,
-        step: exchange.step(way, setting),
-        processor: (exchange.computing(way) + exchange.handling(way)) * setting.crowding,
-        bytes: exchange.bytes(way),
-        memory: exchange.memory(way),
-        break_even: exchange.break_even(way, setting),
-    }
-}
-
-struct Exchange<'a> {
-    model: &'a Model,
-    learners: f64,
-    machine: &'a Machine,
-}
-
-impl Exchange<'_> {
-    fn step(&self, way: Way, setting: &Setting) -> f64 {
-        if setting.learners == 1 {
-            return setting.compute;
-        }
-        let travel = self.bytes(way) / setting.bandwidth - HIDDEN * setting.compute;
-        // Bytes are handled while others travel.
-        let bytes = travel.max(self.handling(way) * setting.crowding);
-        let transports = self.transports(way) * self.machine.transport * setting.crowding;
-        let rounds = self.rounds(way) * setting.latency + transports;
-        setting.compute + self.computing(way) * setting.crowding + bytes + rounds
-    }
-
-    /// Bytes that a learner sends: a ring, or all that others need.
-    fn bytes(&self, way: Way) -> f64 {
-        let (model, others) = (self.model, self.learners - 1.0);
-        let share = others / self.learners;
-        match way {
-            Way::Dense => 2.0 * share * 4.0 * model.elements,
-            Way::Gather => others * (model.selection + model.whole + self.around(1.0)),
-            Way::Reduce => {
-                share * (model.selection + model.sums(self.learners) + 2.0 * model.whole)
-                    + others * self.around(3.0)
-            }
-            Way::Sharded => {
-                share * ((1.0 + self.down()) * model.selection + 2.0 * model.whole)
-                    + others * self.around(2.0)
-            }
-        }
-    }
-
-    /// Bytes around the contents of so many messages to one learner, and of the verdict.
-    fn around(&self, rounds: f64) -> f64 {
-        let groups = (self.model.elements / GROUP).ceil();
-        ENVELOPE + rounds * (groups * ENVELOPE + self.model.layers * LAYER)
-    }
-
-    /// What owners send of all shares, as a multiple of what one learner selects: averages of many learners have more elements of
-    /// about the same size. As measured, between 1.15 and 1.7 for two learners and 2 for many.
-    fn down(&self) -> f64 {
-        (1.1 + 0.2 * (self.learners - 1.0)).min(2.0)
-    }
-
-    /// Seconds for handling what is sent and received.
-    fn handling(&self, way: Way) -> f64 {
-        2.0 * self.bytes(way) * self.machine.byte
-    }
-
-    /// Seconds of computing.
-    fn computing(&self, way: Way) -> f64 {
-        let (model, machine, learners) = (self.model, self.machine, self.learners);
-        if learners == 1.0 {
-            return 0.0;
-        }
-        // Into buckets.
-        let buckets = model.elements * machine.copy;
-        let compress = model.in_large_bins * machine.large_bins + model.in_small_bins * machine.small_bins;
-        let write = model.elements * machine.write;
-        let code = model.selected * machine.code;
-        let exchange = match way {
-            Way::Dense => model.elements * (machine.copy + machine.copy * (learners - 1.0) / learners),
-            // Own elements are encoded, everybody's decoded.
-            Way::Gather => compress + write + code * (1.0 + learners),
-            // Encoded for owners, decoded there; sums encoded, and decoded by all.
-            Way::Reduce => compress + write + code * (2.0 + model.union(learners) * (1.0 + 1.0 / learners)),
-            // An owner also compresses its share, and keeps a copy of what it had.
-            Way::Sharded => {
-                (1.0 + 1.0 / learners) * compress
-                    + write
-                    + model.elements / learners * 2.0 * machine.copy
-                    + code * (2.0 + 2.0 * self.down())
-            }
+fn text(model: &Model, setting: &Setting, predictions: &[Prediction]) -> String {
+    let mut text = format!(
+        "{}: {:.1} million gradients, {} a step dense; {} learners, {} links, {} latency, {} to compute a step\n\n",
+        model.name,
+        model.elements / 1e6,
+        show::bytes(4.0 * model.elements),
+        setting.learners,
+        show_bandwidth(setting.bandwidth),
+        show_seconds(setting.latency),
+        show_seconds(setting.compute)
+    );
+    let dense = predictions[0];
+    let mut rows = vec![row(["", "step", "of dense", "sends", "computes", "keeps", "pays below"])];
+    for prediction in predictions {
+        let pays = match prediction.break_even {
+            _ if prediction.strategy == Strategy::Dense => "-".to_owned(),
+            BreakEven::Never => "never".to_owned(),
+            BreakEven::OnAnyLink => "any link".to_owned(),
+            BreakEven::Below(bandwidth) => show_bandwidth(bandwidth),
         };
-        buckets + exchange
+        rows.push(row([
+            &prediction.strategy.to_string(),
+            &show_seconds(prediction.step),
+            &format!("{:.3}", prediction.step / dense.step),
+            &show::bytes(prediction.bytes),
+            &show_seconds(prediction.processor),
+            &show::bytes(prediction.memory),
+            &pays,
+        ]));
     }
+    text += &table(&rows);
+    text
+}
 
-    /// Latencies one after the other, at the end of a step. What goes to all goes around a ring, as Gloo has it; with thousands of
-    /// learners that is what takes longest.
-    fn rounds(&self, way: Way) -> f64 {
-        let ring = self.learners - 1.0;
-        match way {
-            Way::Dense => 2.0 * ring,
-            // Its messages, then everybody's word that all is well.
-            Way::Gather => 2.0 * ring,
-            Way::Reduce => 1.0 + 3.0 * ring,
-            Way::Sharded => 1.0 + 2.0 * ring,
-        }
+/// Returns the strategy to choose, and why.
+fn recommend(predictions: &[Prediction], setting: &Setting) -> (Strategy, String) {
+    let dense = predictions[0];
+    if setting.learners == 1 {
+        return (Strategy::Dense, "one learner has nobody to exchange with".to_owned());
     }
-
-    /// Collectives that are waited for, one after the other, at the end of a step.
-    fn transports(&self, way: Way) -> f64 {
-        match way {
-            Way::Dense => 1.0,
-            Way::Gather => 2.0,
-            Way::Reduce => 4.0,
-            Way::Sharded => 3.0,
-        }
+    let shortest = predictions.iter().map(|prediction| prediction.step).fold(f64::INFINITY, f64::min);
+    // The first that is about as good as the best: each delays gradients more than those before it.
+    let best = predictions.iter().find(|prediction| WORTH * prediction.step <= shortest).unwrap_or(&dense);
+    let sending = 100.0 * (dense.bytes / setting.bandwidth / dense.step).min(1.0);
+    if best.strategy == Strategy::Dense {
+        let saved = 100.0 * (1.0 - shortest / dense.step);
+        let saved = if saved < 1.0 { "nothing".to_owned() } else { format!("{saved:.0}% at most") };
+        let reason = format!("compression would save {saved}: sending is {sending:.0}% of a dense step");
+        return (Strategy::Dense, reason + &below(predictions));
     }
-
-    /// Bytes that are kept, and those of a step's messages.
-    fn memory(&self, way: Way) -> f64 {
-        let (model, learners) = (self.model, self.learners);
-        let compressed = model.in_large_bins + model.in_small_bins;
-        let residual = 4.0 * compressed;
-        let message = model.selection + model.whole;
-        // A selected element takes four bytes in memory, and some room to grow.
-        let selection = 5.0 * model.selected;
-        match way {
-            Way::Dense => 0.0,
-            Way::Gather => residual + selection + (2.0 * learners + 2.0) * message,
-            Way::Reduce => {
-                residual + selection + 4.0 * message + 16.0 * model.union(learners) * model.selected
-            }
-            Way::Sharded => residual + 2.0 * selection + 4.0 * message + 2.0 * 4.0 * compressed / learners,
+    let times = dense.step / best.step;
+    let why = match best.strategy {
+        Strategy::Dense | Strategy::Gather => "",
+        Strategy::Reduce => "; with gather traffic would grow with the number of learners",
+        Strategy::Sharded => {
+            "; with the others traffic would grow with the number of learners, but training may need more epochs"
         }
+    };
+    (
+        best.strategy,
+        format!("a step is {times:.1} times as fast as a dense one, of which sending is {sending:.0}%{why}"),
+    )
+}
+
+/// Says from which link on compression would pay.
+fn below(predictions: &[Prediction]) -> String {
+    if predictions.iter().any(|prediction| prediction.break_even == BreakEven::OnAnyLink) {
+        return "; it pays clearly only on slower links".to_owned();
     }
+    let links = predictions.iter().filter_map(|prediction| match prediction.break_even {
+        BreakEven::Below(link) => Some(link),
+        BreakEven::Never | BreakEven::OnAnyLink => None,
+    });
+    match links.max_by(f64::total_cmp) {
+        Some(link) => format!("; it begins to be faster below {}", show_bandwidth(link)),
+        None => String::new(),
+    }
+}
 
-    fn break_even(&self, way: Way, setting: &Setting) -> BreakEven {
-        let gain = |bandwidth: f64| {
-            let setting = Setting { bandwidth, ..*setting };
-            self.step(Way::Dense, &setting) - self.step(way, &setting)
-        };
-        let (mut slow, mut fast) = LINKS;
-        if way == Way::Dense || gain(slow) <= 0.0 {
-            return BreakEven::Never;
+/// Prints what was measured of this machine.
+fn show_machine(machine: Option<Machine>, as_json: bool) -> Result<End> {
+    let machine = machine.unwrap_or_default();
+    if as_json {
+        say!("{}", serde_json::to_string(&machine)?);
+        return Ok(End::Done);
+    }
+    let nanoseconds = |seconds: f64| format!("{:.2} ns", 1e9 * seconds);
+    tell!(
+        "{}",
+        table(&[
+            row(["to copy an element", &nanoseconds(machine.copy)]),
+            row(["to compress one in bins of 500", &nanoseconds(machine.large_bins)]),
+            row(["to compress one in bins of 50", &nanoseconds(machine.small_bins)]),
+            row(["to write one of the average", &nanoseconds(machine.write)]),
+            row(["to encode or decode one that is selected", &nanoseconds(machine.code)]),
+            row(["to send or receive a byte", &nanoseconds(machine.byte)]),
+            row(["to start and end a transport", &show_seconds(machine.transport)]),
+        ])
+    );
+    say!("kept in {}", Machine::file()?.display());
+    Ok(End::Done)
+}
+
+/// Prints predictions beside measurements.
+fn show_check(path: &Path, machine: Option<Machine>, as_json: bool) -> Result<End> {
+    let checked = check(path, &machine.unwrap_or_default())?;
+    if as_json {
+        for checked in &checked {
+            say!("{}", serde_json::to_string(checked)?);
         }
-        if gain(fast) > 0.0 {
-            return BreakEven::OnAnyLink;
+        return Ok(End::Done);
+    }
+    let mut rows = vec![row(["", "measured", "predicted", "error", "of dense", "predicted"])];
+    for checked in &checked {
+        let Checked { workload, learners, link, strategy, measured, predicted, .. } = checked;
+        let wrong = if checked.wrong_side { " wrong side" } else { "" };
+        rows.push(row([
+            &format!("{workload}, {learners} learners, {link}, {strategy}"),
+            &show_seconds(*measured),
+            &show_seconds(*predicted),
+            &format!("{:+.0}%", 100.0 * checked.error),
+            &format!("{:.3}", checked.measured_ratio),
+            &format!("{:.3}{wrong}", checked.predicted_ratio),
+        ]));
+    }
+    tell!("{}", table(&rows));
+    let largest = |slow: bool| {
+        let errors = checked.iter().filter(|checked| checked.slow == slow).map(|checked| checked.error.abs());
+        100.0 * errors.fold(0.0, f64::max)
+    };
+    let wrong = checked.iter().filter(|checked| checked.wrong_side).count();
+    say!(
+        "\nlargest error at 1 Gbit and below: {:.0}%, above: {:.0}%; on the wrong side of break-even by more than 10%: {wrong} of {}",
+        largest(true),
+        largest(false),
+        checked.len()
+    );
+    Ok(End::Done)
+}
+
+/// Parses bytes a second from `10mbit`, `1gbit` or `2.5Gbit/s`.
+fn parse_bandwidth(text: &str) -> Result<f64> {
+    let lower = text.to_lowercase();
+    let lower = lower.strip_suffix("/s").unwrap_or(&lower);
+    match parse(lower, &[("kbit", 125.0), ("mbit", 125e3), ("gbit", 125e6)]) {
+        Some(bandwidth) => Ok(bandwidth),
+        None => bail!("a link speed of `{text}`: write it like 100mbit, 1gbit or 2.5gbit"),
+    }
+}
+
+/// Parses seconds from `0.3s`, `200ms` or `50us`.
+fn parse_seconds(text: &str) -> Result<f64> {
+    match parse(text, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)]) {
+        Some(seconds) => Ok(seconds),
+        None => bail!("a time of `{text}`: write it like 0.3s, 20ms or 50us"),
+    }
+}
+
+/// Parses a number and one of these units, also with a fraction, which crates for durations do not take.
+fn parse(text: &str, units: &[(&str, f64)]) -> Option<f64> {
+    let (number, factor) =
+        units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)))?;
+    let number: f64 = number.trim().parse().ok()?;
+    (number.is_finite() && number >= 0.0).then_some(number * factor)
+}
+
+/// Formats bytes a second as `parse_bandwidth` takes them.
+fn show_bandwidth(bytes: f64) -> String {
+    let bits = 8.0 * bytes;
+    match bits {
+        _ if bits.is_infinite() => "any".to_owned(),
+        0.0..1e6 => format!("{:.0} kbit", bits / 1e3),
+        0.0..1e9 => format!("{:.0} Mbit", bits / 1e6),
+        0.0..1e10 => format!("{:.1} Gbit", bits / 1e9),
+        _ => format!("{:.0} Gbit", bits / 1e9),
+    }
+}
+
+/// Formats seconds.
+fn show_seconds(seconds: f64) -> String {
+    match seconds {
+        0.0..0.01 => format!("{:.2} ms", 1e3 * seconds),
+        0.0..1.0 => format!("{:.0} ms", 1e3 * seconds),
+        0.0..100.0 => format!("{seconds:.2} s"),
+        _ => format!("{seconds:.0} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_read_and_shown() {
+        for (text, expected) in [("10mbit", 1.25e6), ("2.5Gbit/s", 3.125e8), ("64 kbit", 8e3)] {
+            assert_eq!(parse_bandwidth(text).unwrap(), expected, "{text}");
         }
-        while fast / slow > 1.001 {
-            let middle = (slow * fast).sqrt();
-            if gain(middle) > 0.0 { slow = middle } else { fast = middle }
+        for (text, expected) in [("0.3s", 0.3), ("200ms", 0.2), ("50us", 5e-5), ("1 s", 1.0)] {
+            assert!((parse_seconds(text).unwrap() - expected).abs() < 1e-12, "{text}");
         }
-        BreakEven::Below(slow)
+        for text in ["", "1", "gbit", "-1gbit", "NaNgbit", "1gbyte", "infgbit"] {
+            assert!(parse_bandwidth(text).is_err(), "{text}");
+        }
+        for text in ["", "1", "s", "-1s", "1h"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+        }
+        assert_eq!([show_bandwidth(1.25e6), show_bandwidth(1.25e8)], ["10 Mbit", "1.0 Gbit"]);
+        assert_eq!(
+            [show_seconds(0.0002), show_seconds(0.14), show_seconds(8.2)],
+            ["0.20 ms", "140 ms", "8.20 s"]
+        );
     }
 }

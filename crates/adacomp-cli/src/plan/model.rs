@@ -1,4 +1,4 @@
-//! What a model has to exchange.
+//! What learners have to exchange of a model.
 
 use crate::data::DataSet;
 use crate::models::Network;
@@ -12,32 +12,32 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-/// How many times smaller layers get, in bytes.
+/// Frame ratios of layers: dense bytes over compressed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Rates {
+pub(super) struct Ratios {
     /// Kernels of convolutions.
-    pub(crate) conv: f64,
+    pub(super) conv: f64,
     /// Matrices, recurrent ones, too.
-    pub(crate) matrix: f64,
+    pub(super) matrix: f64,
 }
 
-/// What a model has to exchange in a step.
+/// What learners have to exchange in a step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Model {
-    pub(crate) name: String,
+pub(super) struct Model {
+    pub(super) name: String,
     /// Gradients in all.
-    pub(crate) elements: f64,
+    pub(super) elements: f64,
     /// Those in layers with large bins, and with small ones.
-    pub(crate) in_large_bins: f64,
-    pub(crate) in_small_bins: f64,
+    pub(super) in_large_bins: f64,
+    pub(super) in_small_bins: f64,
     /// Elements that a learner selects.
-    pub(crate) selected: f64,
+    pub(super) selected: f64,
     /// Bytes that these take.
-    pub(crate) selection: f64,
-    /// Bytes of layers that go whole.
-    pub(crate) whole: f64,
+    pub(super) selection: f64,
+    /// Bytes of layers that are sent dense.
+    pub(super) dense: f64,
     /// Layers in all.
-    pub(crate) layers: f64,
+    pub(super) layers: f64,
 }
 
 /// Bins from this size on are large: the kernel is faster there.
@@ -47,8 +47,8 @@ const LARGE_BIN: u32 = 100;
 const EXTRA_BITS: f64 = 2.4;
 
 impl Model {
-    /// A recipe, a safetensors file, or a list of shapes such as `4096x2048,4096`.
-    pub(crate) fn read(text: &str, rates: Rates) -> Result<Self> {
+    /// Reads a recipe, a safetensors file, or a list of shapes such as `4096x2048,4096`.
+    pub(super) fn read(text: &str, ratios: Ratios) -> Result<Self> {
         let parameters = if let Some(recipe) = Recipe::named(text) {
             of_recipe(&recipe)?
         } else if Path::new(text).is_file() {
@@ -61,10 +61,10 @@ impl Model {
                 "`{text}` is no recipe ({names}), no safetensors file, and no list of shapes such as 4096x2048,4096"
             )
         };
-        Self::new(text, parameters, rates)
+        Self::new(text, parameters, ratios)
     }
 
-    fn new(name: &str, parameters: Vec<Parameter>, rates: Rates) -> Result<Self> {
+    fn new(name: &str, parameters: Vec<Parameter>, ratios: Ratios) -> Result<Self> {
         let layout = Policy::adacomp().layout(parameters)?;
         if layout.elements() == 0 {
             bail!("{name} has no tensors of floating-point numbers, so there is nothing to exchange");
@@ -76,25 +76,25 @@ impl Model {
             in_small_bins: 0.0,
             selected: 0.0,
             selection: 0.0,
-            whole: 0.0,
+            dense: 0.0,
             layers: layout.len() as f64,
         };
         for layer in layout.layers() {
             let elements = layer.elements() as f64;
             let Treatment::Bins(bin) = layer.treatment else {
-                model.whole += 4.0 * elements;
+                model.dense += 4.0 * elements;
                 continue;
             };
-            let rate = if bin < LARGE_BIN { rates.conv } else { rates.matrix };
+            let ratio = if bin < LARGE_BIN { ratios.conv } else { ratios.matrix };
             *(if bin < LARGE_BIN { &mut model.in_small_bins } else { &mut model.in_large_bins }) += elements;
-            model.selected += elements * density(32.0 / rate);
-            model.selection += 4.0 * elements / rate;
+            model.selected += elements * density(32.0 / ratio);
+            model.selection += 4.0 * elements / ratio;
         }
         Ok(model)
     }
 
-    /// A model of which the bytes are known.
-    pub(crate) fn measured(name: &str, elements: f64, small_bins: bool, bytes: f64) -> Self {
+    /// Returns a model of which the bytes of a message are known.
+    pub(super) fn measured(name: &str, elements: f64, small_bins: bool, bytes: f64) -> Self {
         let (in_small_bins, in_large_bins) = if small_bins { (elements, 0.0) } else { (0.0, elements) };
         let selected = elements * density(8.0 * bytes / elements);
         Self {
@@ -104,22 +104,22 @@ impl Model {
             in_small_bins,
             selected,
             selection: bytes,
-            whole: 0.0,
+            dense: 0.0,
             // What is around the elements is among the bytes.
             layers: 0.0,
         }
     }
 
-    /// Selected elements that all learners have together, as a multiple of those of one.
-    pub(crate) fn union(&self, learners: f64) -> f64 {
+    /// Returns the selected elements that all learners have together, as a multiple of those of one.
+    pub(super) fn union(&self, learners: f64) -> f64 {
         match self.density() {
             0.0 => 1.0,
             density => (1.0 - (-learners * density).exp()) / density,
         }
     }
 
-    /// Bytes of the sums of all learners' signs.
-    pub(crate) fn sums(&self, learners: f64) -> f64 {
+    /// Returns the bytes of the sums of all learners' signs.
+    pub(super) fn sums(&self, learners: f64) -> f64 {
         match self.density() {
             0.0 => 0.0,
             density => self.selection * entropy_of_sum(learners * density) / entropy_of_sum(density),
@@ -132,7 +132,7 @@ impl Model {
     }
 }
 
-/// The share of elements that is selected if all elements take so many bits each, on average.
+/// Returns the share of elements that is selected if an element takes this number of bits, on average over all.
 fn density(bits: f64) -> f64 {
     let mut density: f64 = 0.01;
     for _ in 0..50 {
@@ -141,7 +141,7 @@ fn density(bits: f64) -> f64 {
     density
 }
 
-/// Bits of the sum of random signs, of which there are so many on average.
+/// Returns the bits of the sum of random signs, of which there is this number on average.
 fn entropy_of_sum(signs: f64) -> f64 {
     // From there on it is a bell curve.
     if signs > 30.0 {
@@ -164,7 +164,7 @@ fn entropy_of_sum(signs: f64) -> f64 {
     chances.iter().filter(|chance| **chance > 0.0).map(|chance| -chance * chance.log2()).sum()
 }
 
-/// With as many classes as its data usually has: loading that only to know would be too much.
+/// Returns a recipe's parameters, with as many classes as its data usually has: loading the data to know would take too long.
 fn of_recipe(recipe: &Recipe) -> Result<Vec<Parameter>> {
     let classes = match recipe.data {
         DataSet::Shakespeare => 65,
@@ -176,7 +176,7 @@ fn of_recipe(recipe: &Recipe) -> Result<Vec<Parameter>> {
     Ok(adacomp_burn::parameters(&network))
 }
 
-/// The floating-point tensors of a safetensors file, of which only the front is read.
+/// Returns the floating-point tensors of a safetensors file, of which only the front is read.
 fn of_file(path: &Path) -> Result<Vec<Parameter>> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = std::fs::File::open(path)?;
@@ -202,7 +202,7 @@ fn of_file(path: &Path) -> Result<Vec<Parameter>> {
 /// No file has a longer description of its tensors.
 const MOST_HEADER: u64 = 100_000_000;
 
-/// Shapes such as `64x3x7x7,1000x512,1000`.
+/// Parses shapes such as `64x3x7x7,1000x512,1000`.
 fn of_shapes(text: &str) -> Result<Vec<Parameter>> {
     let shape = |(number, shape): (usize, &str)| {
         let sizes: Result<Vec<usize>, _> = shape.split('x').map(str::parse).collect();
@@ -217,21 +217,21 @@ fn of_shapes(text: &str) -> Result<Vec<Parameter>> {
 mod tests {
     use super::*;
 
-    const RATES: Rates = Rates { conv: 50.0, matrix: 250.0 };
+    const RATIOS: Ratios = Ratios { conv: 50.0, matrix: 250.0 };
 
     #[test]
     fn shapes_and_recipes_are_read() {
-        let model = Model::read("1000x1000,64x64x5x5,1000", RATES).unwrap();
+        let model = Model::read("1000x1000,64x64x5x5,1000", RATIOS).unwrap();
         assert_eq!(model.elements, 1e6 + 102_400.0 + 1000.0);
-        assert_eq!((model.in_large_bins, model.in_small_bins, model.whole), (1e6, 102_400.0, 4000.0));
+        assert_eq!((model.in_large_bins, model.in_small_bins, model.dense), (1e6, 102_400.0, 4000.0));
         assert!((model.selection - (16_000.0 + 8192.0)).abs() < 1e-6);
-        assert_eq!(Model::read("resnet18", RATES).unwrap().elements, 11_173_962.0);
+        assert_eq!(Model::read("resnet18", RATIOS).unwrap().elements, 11_173_962.0);
         for bad in ["nothing", "0x3", "3x", "3xx4", "3,,4"] {
-            assert!(Model::read(bad, RATES).is_err(), "{bad}");
+            assert!(Model::read(bad, RATIOS).is_err(), "{bad}");
         }
     }
 
-    /// A rate and the elements that are selected belong together as in the format on the wire.
+    /// A ratio and the elements that are selected belong together as in the format on the wire.
     #[test]
     fn density_follows_from_bytes() {
         for selected in [0.002, 0.01, 0.05] {
@@ -254,7 +254,7 @@ mod tests {
         let exact = -(1.0 - rare) * (1.0 - rare).log2() - rare * (rare / 2.0).log2();
         assert!((entropy_of_sum(rare) / exact - 1.0).abs() < 0.01);
         assert!((entropy_of_sum(29.99) / entropy_of_sum(30.01) - 1.0).abs() < 0.01);
-        let model = Model::read("1000x1000", RATES).unwrap();
+        let model = Model::read("1000x1000", RATIOS).unwrap();
         assert!((model.sums(1.0) / model.selection - 1.0).abs() < 1e-9);
         assert!(model.sums(100.0) < 40.0 * model.selection);
         assert!(model.union(1.0) > 0.99 && model.union(10_000.0) * model.selected <= 1e6);

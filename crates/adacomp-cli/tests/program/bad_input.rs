@@ -60,9 +60,10 @@ fn settings_that_make_no_sense() {
         ("plan digits --bandwidth 0gbit", "a link speed of 0gbit: choose more than 0"),
         ("plan digits --latency 3", "a time of `3`: write it like 0.3s, 20ms or 50us"),
         ("plan digits --compute 0s", "a step of 0s: choose more than 0"),
-        ("plan digits --conv-rate 0.5", "a rate of 0.5: choose a number from 1 on"),
+        ("plan digits --conv-ratio 0.5", "a ratio of 0.5: choose a number from 1 on"),
         ("plan --check nothing", "cannot read nothing"),
         ("train digits --scheme nonsense", "[possible values: dense, adacomp, local-selection, top-k, f16]"),
+        ("train digits --strategy dense", "[possible values: gather, reduce, sharded]"),
         ("train digits --learners some", "invalid value 'some'"),
         ("train digits --nonsense", "unexpected argument '--nonsense'"),
         ("train", "<RECIPE>"),
@@ -79,7 +80,11 @@ fn settings_that_make_no_sense() {
 fn mpi_without_mpi() {
     let folder = Folder::new();
     if cfg!(not(feature = "mpi")) {
-        refused(&folder, "train digits --engine mpi", "build it with `cargo build --release --features mpi`");
+        refused(
+            &folder,
+            "train digits --transport mpi",
+            "build it with `cargo build --release --features mpi`",
+        );
     }
 }
 
@@ -92,18 +97,18 @@ fn idx_files_that_are_missing_truncated_or_wrong() {
     write_idx(&folder, 256, 64);
     succeed(folder.path(), "train mnist-dnn --data idx --steps 2 --out good");
     let images = folder.path().join("idx/train-images-idx3-ubyte");
-    let whole = fs::read(&images).unwrap();
-    fs::write(&images, &whole[..whole.len() - 100]).unwrap();
+    let good = fs::read(&images).unwrap();
+    fs::write(&images, &good[..good.len() - 100]).unwrap();
     refused(&folder, "train mnist-dnn --data idx", "truncated: 200604 bytes of data where 200704 should be");
-    fs::write(&images, &whole[..10]).unwrap();
+    fs::write(&images, &good[..10]).unwrap();
     refused(&folder, "train mnist-dnn --data idx", "train-images-idx3-ubyte: truncated within its header");
-    let mut flat = whole.clone();
+    let mut flat = good.clone();
     flat[8..16].fill(0);
     fs::write(&images, &flat[..16]).unwrap();
     refused(&folder, "train mnist-dnn --data idx", "pictures of 0x0, not 28x28");
     fs::write(&images, b"not at all an idx file").unwrap();
     refused(&folder, "train mnist-dnn --data idx", "not an idx file of 3 dimensions");
-    fs::write(&images, &whole).unwrap();
+    fs::write(&images, &good).unwrap();
 
     let labels = folder.path().join("idx/train-labels-idx1-ubyte");
     let good = fs::read(&labels).unwrap();
@@ -159,14 +164,14 @@ fn a_checkpoint_of_another_recipe_or_a_damaged_one() {
         "run is not empty: go on with it by --resume, or choose another --out",
     );
     let weights = folder.path().join("run/checkpoint-00000005/weights.safetensors");
-    let whole = fs::read(&weights).unwrap();
-    let mut damaged = whole.clone();
+    let good = fs::read(&weights).unwrap();
+    let mut damaged = good.clone();
     damaged[500] ^= 1;
     fs::write(&weights, &damaged).unwrap();
     refused(&folder, "train --resume run", "weights.safetensors is damaged");
-    fs::write(&weights, &whole[..500]).unwrap();
+    fs::write(&weights, &good[..500]).unwrap();
     refused(&folder, "train --resume run", "weights.safetensors is damaged");
-    fs::write(&weights, &whole).unwrap();
+    fs::write(&weights, &good).unwrap();
     refused(&folder, "train --resume run --scheme top-k --strategy reduce", "top-k can only be exchanged");
     for setting in ["--optimizer adam", "--minibatch 64"] {
         refused(

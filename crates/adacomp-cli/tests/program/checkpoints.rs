@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 
-/// Starts it, presses Ctrl-C once it has printed so many lines, and waits for its end.
+/// Starts it, presses Ctrl-C once it has printed this number of lines, and waits for its end.
 fn interrupt(folder: &Path, arguments: &str, lines: usize) -> Ended {
     let mut child = program(folder, arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -27,9 +27,9 @@ fn interrupt(folder: &Path, arguments: &str, lines: usize) -> Ended {
     Ended { code: output.status.code(), stdout: text, stderr: String::from_utf8(output.stderr).unwrap() }
 }
 
-/// Ctrl-C twice on the way, and the end is what it is without, to the bit.
+/// After two interruptions the end is the same as without, to the bit.
 #[test]
-fn an_interrupted_run_goes_on_as_if_nothing_had_been() {
+fn an_interrupted_run_ends_with_the_same_bits() {
     for settings in [
         "digits --strategy gather",
         "digits --strategy sharded --optimizer adam --learning-rate 0.001",
@@ -37,7 +37,8 @@ fn an_interrupted_run_goes_on_as_if_nothing_had_been() {
         "digits --scheme dense --learners 1",
     ] {
         let folder = Folder::new();
-        let whole = succeed(folder.path(), &format!("train {settings} --epochs 30 --out whole"));
+        let uninterrupted =
+            succeed(folder.path(), &format!("train {settings} --epochs 30 --out uninterrupted"));
         let first =
             interrupt(folder.path(), &format!("train {settings} --epochs 30 --json=steps --out run"), 100);
         assert_eq!(first.code, Some(130), "{}", first.stderr);
@@ -45,15 +46,19 @@ fn an_interrupted_run_goes_on_as_if_nothing_had_been() {
         let second = interrupt(folder.path(), "train --resume run --json=steps", 200);
         assert_eq!(second.code, Some(130), "{}", second.stderr);
         let last = succeed(folder.path(), "train --resume run");
-        assert_eq!(whole.checksum(), last.checksum(), "{settings}");
+        assert_eq!(uninterrupted.checksum(), last.checksum(), "{settings}");
         // All that is saved is the same but for times: residuals, the optimiser's moments, statistics.
         let saved = |name: &str| {
             let files = files(&folder.path().join(name)).into_iter();
             let tensors = files.filter(|(path, _)| path.extension().is_some_and(|e| e == "safetensors"));
             tensors.map(|(path, bytes)| (path.file_name().unwrap().to_owned(), bytes)).collect::<Vec<_>>()
         };
-        assert!(saved("whole") == saved("run"), "{settings}");
-        assert_eq!(history(&folder.path().join("whole")), history(&folder.path().join("run")), "{settings}");
+        assert!(saved("uninterrupted") == saved("run"), "{settings}");
+        assert_eq!(
+            history(&folder.path().join("uninterrupted")),
+            history(&folder.path().join("run")),
+            "{settings}"
+        );
     }
 }
 
@@ -85,7 +90,7 @@ fn a_run_that_was_interrupted_early_has_saved_what_it_has() {
     assert_eq!(checkpoint("run"), "checkpoint-00000138");
 }
 
-/// One that was begun before sizes in other codes were counted.
+/// One that was begun before sizes in other codes and the bytes of a ring were counted.
 #[test]
 fn an_older_checkpoint_goes_on() {
     let folder = Folder::new();
@@ -99,9 +104,24 @@ fn an_older_checkpoint_goes_on() {
     for sums in saved["epoch"].as_array_mut().unwrap() {
         let sums = sums.as_object_mut().unwrap();
         assert!(sums.remove("paper").is_some() && sums.remove("floor").is_some());
+        assert!(sums.remove("ring_copies").is_some());
     }
-    std::fs::write(path, saved.to_string()).unwrap();
-    succeed(folder.path(), "train --resume run --steps 100");
+    assert!(saved["before"].as_object_mut().unwrap().remove("ring_copies").is_some());
+    // Before there was a compression ratio, the frame ratio was the rate.
+    for epoch in saved["history"]["epochs"].as_array_mut().unwrap() {
+        for sums in ["", "/total"] {
+            let sums = epoch.pointer_mut(sums).and_then(|sums| sums.as_object_mut()).unwrap();
+            assert!(sums.remove("compression_ratio").is_some());
+        }
+    }
+    let old = saved.to_string().replace("_frame_ratio\"", "_rate\"").replace("frame_ratio\"", "rate\"");
+    std::fs::write(path, old.replace("entropy_rate", "floor_rate")).unwrap();
+    let lines = succeed(folder.path(), "train --resume run --steps 100 --json").json();
+    // 50 steps that did not count it, and 50 that do: the ratio of the bytes of all of them.
+    let (sent, ratio) = (&lines[1]["total"]["bytes_sent"], &lines[1]["total"]["compression_ratio"]);
+    let weights = (64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10) as f64;
+    let ring = 2.0 * 3.0 / 4.0 * 4.0 * weights * lines[1]["step"].as_f64().unwrap();
+    assert!((sent.as_f64().unwrap() * ratio.as_f64().unwrap() / ring - 1.0).abs() < 1e-9, "{lines:?}");
 }
 
 #[test]
@@ -164,12 +184,12 @@ fn another_number_of_learners_goes_on_and_conserves_residuals() {
 }
 
 /// Whether this file is in a checkpoint that has its name.
-fn is_whole(path: &Path) -> bool {
+fn is_complete(path: &Path) -> bool {
     let folder = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     folder.starts_with("checkpoint-") && !folder.ends_with(".partial")
 }
 
-/// Killed at any moment, a run has its last checkpoint whole.
+/// Killed at any moment, a run has a complete last checkpoint.
 #[test]
 fn a_killed_run_can_be_resumed() {
     let folder = Folder::new();
@@ -181,7 +201,7 @@ fn a_killed_run_can_be_resumed() {
         };
         let mut child =
             program(folder.path(), line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        wait_until("a checkpoint", || paths(&run_folder).iter().any(|path| is_whole(path)));
+        wait_until("a checkpoint", || paths(&run_folder).iter().any(|path| is_complete(path)));
         std::thread::sleep(std::time::Duration::from_millis(130 + 37 * round));
         signal(child.id(), "KILL");
         child.wait().unwrap();
@@ -196,7 +216,7 @@ fn a_comparison_goes_on_where_it_was_interrupted() {
     let folder = Folder::new();
     write_idx(&folder, 1024, 100);
     let settings = "mnist-dnn --data idx --epochs 6 --json=steps";
-    let whole = succeed(folder.path(), &format!("compare {settings} --out whole"));
+    let uninterrupted = succeed(folder.path(), &format!("compare {settings} --out uninterrupted"));
     // Within the second scheme: the first has 48 steps and 6 epochs.
     let first = interrupt(folder.path(), &format!("compare {settings} --out run"), 1 + 54 + 20);
     assert_eq!(first.code, Some(130), "{}", first.stderr);
@@ -211,7 +231,7 @@ fn a_comparison_goes_on_where_it_was_interrupted() {
         }
         line
     };
-    assert_eq!(result(&whole), result(&last));
+    assert_eq!(result(&uninterrupted), result(&last));
     let report = std::fs::read_to_string(folder.path().join("run/report.html")).unwrap();
     assert!(report.contains("\"finished\":true"));
 }
@@ -257,11 +277,13 @@ fn statistics_of_learners_survive() {
     let folder = Folder::new();
     write_pictures(&folder);
     let settings = "resnet18 --data pictures --image-folder --learners 2 --minibatch 4 --learning-rate 0.01";
-    let whole =
-        succeed(folder.path(), &format!("train {settings} --steps 4 --schedule constant --out whole"));
+    let uninterrupted = succeed(
+        folder.path(),
+        &format!("train {settings} --steps 4 --schedule constant --out uninterrupted"),
+    );
     succeed(folder.path(), &format!("train {settings} --steps 2 --schedule constant --out run"));
     let last = succeed(folder.path(), "train --resume run --steps 4");
-    assert_eq!(whole.checksum(), last.checksum());
+    assert_eq!(uninterrupted.checksum(), last.checksum());
     let statistics: Vec<_> = files(&folder.path().join("run"))
         .into_iter()
         .filter(|(path, _)| path.to_string_lossy().contains("statistics-"))

@@ -15,9 +15,15 @@ fn without_a_command_digits_are_compared() {
         line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
     let error = |scheme| row(scheme)[1].trim_end_matches('%').parse::<f64>().unwrap();
-    let matrix_rate = row("adacomp")[4].parse::<f64>().unwrap();
+    let number = |scheme, column: usize| row(scheme)[column].parse::<f64>().unwrap();
+    let [ratio, matrix_frames] = [2, 7].map(|column| number("adacomp", column));
     assert!(error("dense") < 4.0 && error("adacomp") < 4.0, "{}", ended.stdout);
-    assert!(matrix_rate > 200.0, "{}", ended.stdout);
+    assert!(matrix_frames > 200.0, "{}", ended.stdout);
+    // The ratio that people read first is that of the bytes beside it.
+    assert_eq!([row("dense")[4].as_str(), &row("adacomp")[4]], ["MB", "MB"]);
+    let bytes = number("dense", 3) / number("adacomp", 3);
+    assert!(ratio > 30.0 && (ratio / bytes - 1.0).abs() < 0.02, "{}", ended.stdout);
+    assert!(ended.stderr.contains("What to try next"), "{}", ended.stderr);
     let report = std::fs::read_to_string(folder.path().join("runs/compare-digits-1/report.html")).unwrap();
     assert!(report.contains("adacomp") && !report.contains("{{"));
 }

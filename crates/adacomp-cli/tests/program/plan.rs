@@ -8,9 +8,9 @@ fn plan(folder: &Folder, arguments: &str) -> Value {
     succeed(folder.path(), &format!("plan {arguments} --json")).json().remove(0)
 }
 
-/// A number of one way's prediction.
-fn number(plan: &Value, way: usize, name: &str) -> f64 {
-    plan["predictions"][way][name].as_f64().unwrap_or_else(|| panic!("{name} of {plan}"))
+/// Returns a number of one strategy's prediction.
+fn number(plan: &Value, strategy: usize, name: &str) -> f64 {
+    plan["predictions"][strategy][name].as_f64().unwrap_or_else(|| panic!("{name} of {plan}"))
 }
 
 const DENSE: usize = 0;
@@ -41,19 +41,19 @@ fn slow_links_want_compression_and_fast_ones_do_not_need_it() {
 #[test]
 fn traffic_grows_with_learners_as_the_strategies_say() {
     let folder = Folder::new();
-    let bytes = |learners: usize, way| {
+    let bytes = |learners: usize, strategy| {
         let plan = plan(&folder, &format!("4096x4096,4096 --learners {learners} --bandwidth 1gbit"));
-        number(&plan, way, "bytes")
+        number(&plan, strategy, "bytes")
     };
-    let growth = |way| bytes(10_000, way) / bytes(100, way);
+    let growth = |strategy| bytes(10_000, strategy) / bytes(100, strategy);
     assert!((90.0..110.0).contains(&growth(GATHER)));
     // What is around the elements of a message is sent to each learner.
     assert!(growth(REDUCE) < 15.0 && growth(SHARDED) < 4.0);
     let table =
-        succeed(folder.path(), "plan 1000x1000 --learners 128 --matrix-rate 350 --json").json().remove(0);
-    // Of one layer of a million elements, as the traffic benchmark counts them; its rate is about 350.
-    for (way, measured) in [(GATHER, 1_448_989.0), (REDUCE, 295_551.0), (SHARDED, 34_337.0)] {
-        let predicted = number(&table, way, "bytes");
+        succeed(folder.path(), "plan 1000x1000 --learners 128 --matrix-ratio 350 --json").json().remove(0);
+    // Of one layer of a million elements, as the traffic benchmark counts them; its frame ratio is about 350.
+    for (strategy, measured) in [(GATHER, 1_448_989.0), (REDUCE, 295_551.0), (SHARDED, 34_337.0)] {
+        let predicted = number(&table, strategy, "bytes");
         assert!((0.8..1.25).contains(&(predicted / measured)), "{predicted} {measured}");
     }
 }
@@ -129,7 +129,7 @@ fn this_machine_can_be_measured() {
 /// The promise that is made for predictions, held to what was measured.
 #[test]
 fn predictions_are_near_what_was_measured() {
-    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/network.jsonl");
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reproduction/results/network.jsonl");
     let folder = Folder::new();
     let ended = succeed(folder.path(), &format!("plan --check {} --json", results.display()));
     let lines = ended.json();

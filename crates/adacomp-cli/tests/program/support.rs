@@ -4,38 +4,28 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// A folder of one test, removed at its end.
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct Folder(TempDir);
 
 impl Folder {
     pub(crate) fn new() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("adacomp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(tempfile::tempdir().unwrap())
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
-    /// A file in it.
+    /// Writes a file in it.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.0.join(name);
+        let path = self.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, bytes).unwrap();
         path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -54,20 +44,20 @@ impl From<Output> for Ended {
 }
 
 impl Ended {
-    /// The checksum of the weights.
+    /// Returns the checksum of the weights.
     pub(crate) fn checksum(&self) -> String {
         let line = self.stdout.lines().find_map(|line| line.strip_prefix("weights checksum: "));
         line.unwrap_or_else(|| panic!("{}{}", self.stdout, self.stderr)).to_owned()
     }
 
-    /// The lines of `--json`.
+    /// Returns the lines of `--json`.
     pub(crate) fn json(&self) -> Vec<Value> {
         let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         self.stdout.lines().map(parse).collect()
     }
 }
 
-/// The program, in this folder, with data kept away from the user's.
+/// Returns the program, to run in this folder, with data kept away from the user's.
 pub(crate) fn program(folder: &Path, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adacomp"));
     command.args(arguments.split_whitespace()).current_dir(folder).stdin(Stdio::null());
@@ -99,7 +89,7 @@ pub(crate) fn watch(process: u32) -> Sender<()> {
     dropped
 }
 
-/// The same, which must succeed.
+/// Runs it, which must succeed.
 pub(crate) fn succeed(folder: &Path, arguments: &str) -> Ended {
     let ended = run(folder, arguments);
     assert_eq!(ended.code, Some(0), "{arguments}\n{}{}", ended.stdout, ended.stderr);
@@ -119,7 +109,7 @@ pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// A folder of idx files with so many pictures to train and test with: bright squares whose place is their class.
+/// Writes idx files of pictures to train and test with: bright squares whose place is their class.
 pub(crate) fn write_idx(folder: &Folder, train: usize, test: usize) {
     for (name, count) in [("train", train), ("t10k", test)] {
         let header = |magic: u32, dimensions: &[usize]| {
@@ -142,7 +132,7 @@ pub(crate) fn write_idx(folder: &Folder, train: usize, test: usize) {
     }
 }
 
-/// All files below a folder.
+/// Returns all files below a folder.
 pub(crate) fn paths(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -158,7 +148,7 @@ pub(crate) fn paths(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// All files below a folder in which nothing is going on, with their contents.
+/// Returns all files below a folder in which nothing is going on, with their contents.
 pub(crate) fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     paths(folder).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }

@@ -1,18 +1,20 @@
-//! Log-mel features of 10 ms each.
+//! What a frame of 10 ms is made of: its log-mel features, and its state, a third of a phone in its context.
 
-use super::RATE;
+use super::{Labels, RATE};
+use anyhow::{Result, ensure};
 use rustfft::{FftPlannerScalar, num_complex::Complex};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Samples of a window: 25 ms.
-pub(super) const WINDOW: usize = 400;
+const WINDOW: usize = 400;
 /// Samples from one to the next: 10 ms.
-pub(super) const STEP: usize = 160;
+const STEP: usize = 160;
 /// Features of a window.
 pub(super) const BANDS: usize = 40;
 /// Of the Fourier transform.
 const POINTS: usize = 512;
 
-/// The features of all windows that fit in whole.
+/// Returns the features of all windows that fit.
 ///
 /// They are made in 64 bits and without the instructions that only some processors have, so that they
 /// are the same on all of them.
@@ -40,7 +42,7 @@ pub(super) fn features(samples: &[i16]) -> Vec<f32> {
     features
 }
 
-/// Where a filter starts in the spectrum, and its weights: on the mel scale, a triangle from the peak
+/// Returns where a filter starts in the spectrum, and its weights: on the mel scale, a triangle from the peak
 /// of the filter before to the peak of the one after.
 fn filter(band: usize) -> (usize, Vec<f64>) {
     let mel = |hertz: f64| 1127.0 * (hertz / 700.0).ln_1p();
@@ -52,6 +54,66 @@ fn filter(band: usize) -> (usize, Vec<f64>) {
     };
     let bins: Vec<usize> = (0..=POINTS / 2).filter(|&bin| weight(bin) > 0.0).collect();
     (bins[0], bins.into_iter().map(weight).collect())
+}
+
+/// As festival names it.
+const SILENCE: &str = "pau";
+
+/// A third of a phone between two others; none stands for any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Sound<'a> {
+    phone: &'a str,
+    third: u8,
+    left: Option<&'a str>,
+    right: Option<&'a str>,
+}
+
+impl Sound<'_> {
+    /// Returns this and what it falls back to: with its left neighbour, with its right one, with any.
+    fn levels(self) -> [Self; 4] {
+        let (left, right) = (Sound { right: None, ..self }, Sound { left: None, ..self });
+        [self, left, right, Sound { left: None, right: None, ..self }]
+    }
+}
+
+/// Returns the sound of each frame, by where its middle is. What is after the last label belongs to that.
+pub(super) fn sounds(frames: usize, labels: &Labels) -> Vec<Sound<'_>> {
+    let phone = |index: usize| labels.get(index).map_or(SILENCE, |(_, phone)| phone);
+    let sound = |frame| {
+        let middle = frame * STEP + WINDOW / 2;
+        let index = labels.partition_point(|(end, _)| *end <= middle).min(labels.len() - 1);
+        let start = index.checked_sub(1).map_or(0, |before| labels[before].0);
+        let length = (labels[index].0 - start).max(1);
+        let third = (3 * (middle - start) / length).min(2) as u8;
+        // Wrapped, the number before the first label has no label either.
+        let (left, right) = (Some(phone(index.wrapping_sub(1))), Some(phone(index + 1)));
+        Sound { phone: phone(index), third, left, right }
+    };
+    (0..frames).map(sound).collect()
+}
+
+/// Returns the state of each sound, and the number of states.
+///
+/// What is too rare for a state of its own falls back, together with what else is.
+pub(super) fn number_states<'a>(
+    counts: &BTreeMap<Sound<'a>, usize>,
+) -> Result<(BTreeMap<Sound<'a>, u16>, usize)> {
+    // A large corpus has some thousand states too, not ever more.
+    let few = (counts.values().sum::<usize>() / 8000).max(80);
+    let mut rest = counts.clone();
+    let mut states = BTreeMap::new();
+    for (level, few) in [few, few, few, 0].into_iter().enumerate() {
+        let mut sums: BTreeMap<Sound, usize> = BTreeMap::new();
+        for (sound, count) in &rest {
+            *sums.entry(sound.levels()[level]).or_default() += count;
+        }
+        let common = rest.extract_if(.., |sound, _| sums[&sound.levels()[level]] >= few);
+        states.extend(common.map(|(sound, _)| (sound, sound.levels()[level])));
+    }
+    let sorted: BTreeSet<Sound> = states.values().copied().collect();
+    ensure!(sorted.len() <= 1 << 16, "{} states are too many: check the names of the phones", sorted.len());
+    let numbers: BTreeMap<Sound, u16> = sorted.into_iter().zip(0..=u16::MAX).collect();
+    Ok((states.into_iter().map(|(sound, state)| (sound, numbers[&state])).collect(), numbers.len()))
 }
 
 #[cfg(test)]
@@ -70,5 +132,30 @@ mod tests {
             assert!([12, 13].contains(&loudest), "{loudest}");
             assert!(frame[loudest] > frame[3] + 5.0 && frame[loudest] > frame[30] + 5.0);
         }
+    }
+
+    #[test]
+    fn a_phone_has_thirds_and_neighbours() {
+        let labels = vec![(680, "a".to_owned()), (1640, "b".to_owned())];
+        let sounds = sounds(10, &labels);
+        let thirds: Vec<u8> = sounds.iter().map(|sound| sound.third).collect();
+        assert_eq!(thirds, [0, 1, 2, 0, 0, 1, 1, 2, 2, 2]);
+        assert_eq!(sounds[2], Sound { phone: "a", third: 2, left: Some(SILENCE), right: Some("b") });
+        assert_eq!(sounds[9], Sound { phone: "b", third: 2, left: Some("a"), right: Some(SILENCE) });
+    }
+
+    #[test]
+    fn what_is_rare_falls_back() {
+        let sound = |names: &'static str| Sound {
+            phone: "a",
+            third: 1,
+            left: Some(&names[..1]),
+            right: Some(&names[1..]),
+        };
+        // The last two are only in the test.
+        let all = ["xy", "xz", "xw", "vq", "uq", "st", "xk", "mn"].map(sound);
+        let counts = all.into_iter().zip([80, 50, 30, 40, 40, 9, 0, 0]).collect();
+        let (numbers, states) = number_states(&counts).unwrap();
+        assert_eq!((all.map(|sound| numbers[&sound]), states), ([3, 2, 2, 1, 1, 0, 2, 0], 4));
     }
 }

@@ -1,11 +1,12 @@
 //! A speech corpus as frames and states: log-mel features, each with a third of a phone in its context.
 
 mod features;
-mod states;
 
+use super::{Batch, Data, Samples};
+use crate::draw::Draw;
+use crate::show;
 use anyhow::{Context, Result, bail, ensure};
-use features::{BANDS, features};
-use states::{Sound, number_states, sounds};
+use features::{BANDS, Sound, features, number_states, sounds};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{fs, sync::mpsc, thread};
@@ -17,49 +18,49 @@ const AROUND: usize = 5;
 /// Every tenth utterance is for tests.
 const TEST: usize = 10;
 
-/// Frames of log-mel features and the state each belongs to, of all utterances.
-pub(crate) struct Corpus {
-    pub(crate) train: Utterances,
-    pub(crate) test: Utterances,
-    /// How many states there are; they are numbered from 0.
-    pub(crate) states: usize,
-}
-
 /// Frames, numbered from the first utterance to the last.
 #[derive(Default)]
-pub(crate) struct Utterances {
+struct Utterances {
     /// Of each utterance apart, as they were read, to hold them only once.
     features: Vec<Vec<f32>>,
     starts: Vec<usize>,
     states: Vec<u16>,
 }
 
-impl Utterances {
-    /// How many frames there are.
-    pub(crate) fn frames(&self) -> usize {
+impl Samples for Utterances {
+    fn len(&self) -> usize {
         self.states.len()
     }
 
-    /// Appends the 440 inputs of a frame: 11 frames of 40, the edges of its utterance repeated.
-    pub(crate) fn window(&self, frame: usize, out: &mut Vec<f32>) {
+    /// Adds the 440 inputs of a frame: 11 frames of 40, the edges of its utterance repeated.
+    fn add(&self, frame: usize, _draw: Option<Draw>, batch: &mut Batch) -> Result<()> {
+        batch.targets.push(i32::from(self.states[frame]));
         let next = self.starts.partition_point(|&start| start <= frame);
         let (features, frame) = (&self.features[next - 1], frame - self.starts[next - 1]);
         for near in frame..=frame + 2 * AROUND {
             let near = near.saturating_sub(AROUND).min(features.len() / BANDS - 1);
-            out.extend_from_slice(&features[near * BANDS..][..BANDS]);
+            batch.values.extend_from_slice(&features[near * BANDS..][..BANDS]);
         }
-    }
-
-    /// The state that a frame belongs to.
-    pub(crate) fn state(&self, frame: usize) -> u16 {
-        self.states[frame]
+        Ok(())
     }
 }
 
-/// Reads the first corpus in `folder`: a folder `wav` beside a folder `lab`, there or anywhere below.
+/// Loads the first corpus in `folder`, with a bar for its progress.
+pub(super) fn load(folder: &Path) -> Result<Data> {
+    let bar = show::bar("computing speech features");
+    let (train, test, classes) = read_corpus(folder, &|done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    Ok(Data { train: Box::new(train), test: Box::new(test), classes })
+}
+
+/// Reads the first corpus in `folder`: a folder `wav` beside a folder `lab`, there or anywhere below. Returns frames for
+/// training and for testing, and the number of states.
 ///
-/// Calls `progress` with how many utterances are read and how many there are.
-pub(crate) fn load(folder: &Path, progress: &dyn Fn(usize, usize)) -> Result<Corpus> {
+/// Calls `progress` with the numbers of utterances that are read and that there are.
+fn read_corpus(folder: &Path, progress: &dyn Fn(usize, usize)) -> Result<(Utterances, Utterances, usize)> {
     let Some(found) = find(folder)? else {
         bail!("no folder `wav` beside a folder `lab` in {}: unpack the corpus there", folder.display());
     };
@@ -73,14 +74,14 @@ pub(crate) fn load(folder: &Path, progress: &dyn Fn(usize, usize)) -> Result<Cor
     let (mut train, mut test) = (Utterances::default(), Utterances::default());
     for (index, (features, sounds)) in features.into_iter().zip(sounds).enumerate() {
         let part = if is_test(index) { &mut test } else { &mut train };
-        part.starts.push(part.frames());
+        part.starts.push(part.len());
         part.features.push(features);
         part.states.extend(sounds.iter().map(|sound| numbers[sound]));
     }
-    let enough = train.frames() > 0 && test.frames() > 0;
+    let enough = train.len() > 0 && test.len() > 0;
     ensure!(enough, "{} has too little sound: add utterances, at least {TEST} in all", found.display());
     normalise(&mut train, &mut test);
-    Ok(Corpus { train, test, states })
+    Ok((train, test, states))
 }
 
 fn is_test(index: usize) -> bool {
@@ -96,7 +97,7 @@ fn find(folder: &Path) -> Result<Option<PathBuf>> {
     inner.map(|path| find(&path)).find(|found| !matches!(found, Ok(None))).unwrap_or(Ok(None))
 }
 
-/// What is in a folder, sorted.
+/// Returns the contents of a folder, sorted.
 fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let paths = fs::read_dir(folder).and_then(|all| all.map(|entry| Ok(entry?.path())).collect());
     let mut paths: Vec<PathBuf> =
@@ -105,7 +106,7 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The files of one kind, each with the file of the other kind that belongs to it.
+/// Returns the files of one kind, each with the file of the other kind that belongs to it.
 fn pairs(folder: &Path, kind: &str, other: &str) -> Result<Vec<(PathBuf, PathBuf)>> {
     let paths = list(&folder.join(kind))?.into_iter();
     let wanted = paths.filter(|path| path.extension().is_some_and(|extension| extension == kind));
@@ -124,7 +125,7 @@ fn pairs(folder: &Path, kind: &str, other: &str) -> Result<Vec<(PathBuf, PathBuf
 type Labels = Vec<(usize, String)>;
 type Utterance = (Vec<f32>, Labels);
 
-/// Reads on all cores. What comes back is in order, so also the error is always the same.
+/// Reads on all cores. Results are in order, so the error is always the same, too.
 fn read_all(pairs: &[(PathBuf, PathBuf)], progress: &dyn Fn(usize, usize)) -> Result<Vec<Utterance>> {
     let mut utterances: Vec<_> = pairs.iter().map(|_| None).collect();
     let threads = thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -185,7 +186,7 @@ fn labels(path: &Path) -> Result<Labels> {
     Ok(labels)
 }
 
-/// The end time and the phone in a line. More may follow after a semicolon.
+/// Returns the end time and the phone in a line. More may follow after a semicolon.
 fn label(line: &str) -> Option<(f64, &str)> {
     let words: Vec<&str> = line.split(';').next()?.split_whitespace().collect();
     let [end, colour, phone] = words[..] else { return None };
@@ -195,7 +196,7 @@ fn label(line: &str) -> Option<(f64, &str)> {
 
 /// Gives each band of the train features mean 0 and variance 1, and treats the test features alike.
 fn normalise(train: &mut Utterances, test: &mut Utterances) {
-    let frames = train.frames() as f64;
+    let frames = train.len() as f64;
     for band in 0..BANDS {
         let bands = train.features.iter().flat_map(|features| features.iter().skip(band).step_by(BANDS));
         let values = bands.map(|&value| f64::from(value));
@@ -210,7 +211,7 @@ fn normalise(train: &mut Utterances, test: &mut Utterances) {
     }
 }
 
-/// How many train frames there are of each sound; 0 of those that only the test has.
+/// Counts the training frames of each sound; 0 for those that only the test has.
 fn count<'a>(sounds: &[Vec<Sound<'a>>]) -> BTreeMap<Sound<'a>, usize> {
     let mut counts = BTreeMap::new();
     for (index, sounds) in sounds.iter().enumerate() {
@@ -224,20 +225,13 @@ fn count<'a>(sounds: &[Vec<Sound<'a>>]) -> BTreeMap<Sound<'a>, usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tempfile::TempDir;
 
-    /// A folder with a corpus of noise somewhere below, gone when dropped.
-    struct Folder(PathBuf);
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn corpus(name: &str) -> Folder {
-        let folder = Folder(std::env::temp_dir().join(format!("speech-{}-{name}", std::process::id())));
-        fs::create_dir_all(folder.0.join("voice/wav")).unwrap();
-        fs::create_dir_all(folder.0.join("voice/lab")).unwrap();
+    /// Returns a folder with a corpus of noise somewhere below.
+    fn corpus() -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("voice/wav")).unwrap();
+        fs::create_dir_all(folder.path().join("voice/lab")).unwrap();
         for index in 0..11 {
             let noise = (0..4000 + 160 * index).map(|at: u32| (at.wrapping_mul(2_654_435_769) >> 20) as i16);
             write_wav(&wav(&folder, index), RATE, noise);
@@ -246,12 +240,12 @@ mod tests {
         folder
     }
 
-    fn wav(folder: &Folder, index: u32) -> PathBuf {
-        folder.0.join(format!("voice/wav/u{index:02}.wav"))
+    fn wav(folder: &TempDir, index: u32) -> PathBuf {
+        folder.path().join(format!("voice/wav/u{index:02}.wav"))
     }
 
-    fn lab(folder: &Folder, index: u32) -> PathBuf {
-        folder.0.join(format!("voice/lab/u{index:02}.lab"))
+    fn lab(folder: &TempDir, index: u32) -> PathBuf {
+        folder.path().join(format!("voice/lab/u{index:02}.lab"))
     }
 
     fn write_wav(path: &Path, sample_rate: u32, samples: impl IntoIterator<Item = i16>) {
@@ -264,18 +258,19 @@ mod tests {
 
     #[test]
     fn a_corpus_loads_the_same_twice_and_windows_stay_in_an_utterance() {
-        let folder = corpus("load");
+        let folder = corpus();
         write_wav(&wav(&folder, 4), RATE, [0; 9]); // too short for a frame
-        let [one, two] = [(); 2].map(|()| load(&folder.0, &|done, all| assert!(done <= all)).unwrap());
-        for (one, two) in [(&one.train, &two.train), (&one.test, &two.test)] {
+        let [one, two] =
+            [(); 2].map(|()| read_corpus(folder.path(), &|done, all| assert!(done <= all)).unwrap());
+        for (one, two) in [(&one.0, &two.0), (&one.1, &two.1)] {
             let bits = |part: &Utterances| part.features.concat().into_iter().map(f32::to_bits).collect();
             let (one_bits, two_bits): (Vec<u32>, Vec<u32>) = (bits(one), bits(two));
             assert_eq!((one_bits, &one.states), (two_bits, &two.states));
         }
-        assert_eq!((one.states, &one.train.starts[..7]), (6, &[0, 23, 47, 72, 98, 98, 126][..]));
-        let [all, mut inputs] = [one.train.features.concat(), Vec::new()];
-        one.train.window(23, &mut inputs);
-        one.train.window(95, &mut inputs);
+        let (train, _, states) = one;
+        assert_eq!((states, &train.starts[..7]), (6, &[0, 23, 47, 72, 98, 98, 126][..]));
+        let all = train.features.concat();
+        let inputs = Batch::of(&train, [23, 95], None).unwrap().values;
         let start = [23, 23, 23, 23, 23, 23, 24, 25, 26, 27, 28];
         let end = [90, 91, 92, 93, 94, 95, 96, 97, 97, 97, 97];
         let expected = start.iter().chain(&end).flat_map(|near| &all[near * BANDS..][..BANDS]);
@@ -285,9 +280,9 @@ mod tests {
     #[test]
     fn errors_name_the_file() {
         let check = |name, expected: &str, damage: &dyn Fn(PathBuf, PathBuf)| {
-            let folder = corpus(name);
+            let folder = corpus();
             damage(wav(&folder, 3), lab(&folder, 3));
-            let error = load(&folder.0, &|_, _| ()).err().expect(name).to_string();
+            let error = read_corpus(folder.path(), &|_, _| ()).err().expect(name).to_string();
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         };
         let labels = |text: &'static str| move |_, lab| fs::write(lab, text).unwrap();

@@ -1,21 +1,65 @@
-//! How well a model does on the test data.
+//! The end of an epoch: tests the model, and writes down what the epoch has cost.
 
-use super::Endpoint;
 use crate::data::Batch;
+use crate::history::{Epoch, Sums, Total};
+use crate::trainer::Trainer;
 use adacomp_burn::{average_statistics, set_statistics};
 use adacomp_exchange::Transport;
 use anyhow::{Context, Result};
 use burn::module::Module;
+use std::time::Instant;
 
 /// Test samples that go through a model at once.
 const TEST_BATCH: usize = 100;
 
-impl<C: Transport> Endpoint<'_, C> {
-    /// Mean loss and percentage of errors on the test data, each learner working on its part of it.
-    pub(super) fn evaluate(&mut self) -> Result<(f64, f64)> {
+impl<T: Transport> Trainer<'_, T> {
+    pub(crate) fn end_epoch(&mut self, epoch: usize, learning_rate: f64) -> Result<()> {
+        let start = Instant::now();
+        let (test_loss, test_error) = self.evaluate()?;
+        self.state.seconds.test += start.elapsed().as_secs_f64();
+        let hosted = self.exchange.transport().hosted();
+        let sums = Sums::average(&self.state.epoch, self.exchange.transport())?;
+        let mut layers = sums.layer_epochs(&self.layout);
+        if let (0, Some(compressor)) = (hosted.start, self.exchange.compressor(0)) {
+            for (number, layer) in layers.iter_mut().enumerate() {
+                layer.residual_norm = compressor.residual_statistics(number).map(|residual| residual.norm);
+            }
+        }
+        let (layout, before) = (&self.layout, &mut self.state.before);
+        before.add(&sums);
+        let seconds = std::mem::take(&mut self.state.seconds);
+        let earlier = self.state.history.epochs.last().map_or(0.0, |epoch| epoch.total.seconds);
+        self.state.history.epochs.push(Epoch {
+            epoch: epoch + 1,
+            step: self.state.step,
+            learning_rate,
+            train_loss: sums.loss / sums.steps,
+            test_loss,
+            test_error,
+            dropped_steps: sums.dropped as u64,
+            bytes_sent: sums.sent,
+            compression_ratio: sums.compression_ratio(layout),
+            frame_ratio: sums.frame_ratios(layout),
+            total: Total {
+                bytes_sent: before.sent,
+                compression_ratio: before.compression_ratio(layout),
+                frame_ratio: before.frame_ratios(layout),
+                paper_frame_ratio: before.paper_frame_ratios(layout),
+                entropy_frame_ratio: before.entropy_frame_ratios(layout),
+                seconds: earlier + seconds.training() + seconds.test,
+            },
+            seconds,
+            layers,
+        });
+        self.state.epoch = vec![Sums::new(self.layout.len()); hosted.len()];
+        Ok(())
+    }
+
+    /// Returns mean loss and percentage of errors on the test data, of which each learner takes a part.
+    fn evaluate(&mut self) -> Result<(f64, f64)> {
         let average = average_statistics(self.exchange.transport(), &self.state.statistics)?;
         let model = set_statistics(self.model.clone(), &average).valid();
-        let device = self.device.clone().inner();
+        let device = self.run.device.clone().inner();
         let samples = self.run.config.test_samples.unwrap_or(usize::MAX).min(self.data.test.len());
         let (hosted, learners) = (self.exchange.transport().hosted(), self.exchange.transport().learners());
         let batches = samples.div_ceil(TEST_BATCH);
@@ -47,7 +91,7 @@ impl<C: Transport> Endpoint<'_, C> {
     }
 }
 
-/// The sum of losses and the number of errors of rows of scores.
+/// Returns the sum of losses and the number of errors of rows of scores.
 fn judge(scores: &[f32], targets: &[i32]) -> (f64, f64) {
     let (mut loss, mut wrong) = (0.0, 0.0);
     for (row, &target) in scores.chunks_exact(scores.len() / targets.len()).zip(targets) {
