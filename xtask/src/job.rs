@@ -100,9 +100,11 @@ impl Job {
         }
         let names = &missing;
         let _variable = self.sh.push_env("DEBIAN_FRONTEND", "noninteractive");
-        self.run(cmd!(self.sh, "apt-get update -qq"))
+        // Another step may be installing, too.
+        let apt = ["-qq", "-o", "DPkg::Lock::Timeout=600"];
+        self.run(cmd!(self.sh, "apt-get {apt...} update"))
             .and_then(|()| {
-                self.run(cmd!(self.sh, "apt-get install -y -qq --no-install-recommends {names...}"))
+                self.run(cmd!(self.sh, "apt-get {apt...} install -y --no-install-recommends {names...}"))
             })
             .with_context(|| format!("install the Debian packages {} or their like", names.join(" ")))
     }
