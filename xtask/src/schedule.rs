@@ -3,7 +3,6 @@
 use crate::job::{Job, root};
 use anyhow::{Context, Result};
 use std::fs;
-use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -84,15 +83,12 @@ pub(crate) fn run(steps: &[Step]) -> Result<Vec<Ended>> {
 
 /// Prints a step's log once it has ended, in one piece.
 fn show(name: &str, log: &std::path::Path, result: Result<()>, time: Duration) -> End {
-    let mut out = std::io::stdout().lock();
     let text = fs::read(log).unwrap_or_default();
-    // Nothing can be done about a terminal that is gone.
-    let _ = out.write_all(&text);
     let (end, word) = match result {
         Ok(()) => (End::Passed, "ok".to_owned()),
         Err(error) => (End::Failed, format!("FAILED: {error:#}")),
     };
-    let _ = writeln!(out, "<< {name}: {} s, {word}\n", time.as_secs());
+    println!("{}<< {name}: {} s, {word}\n", String::from_utf8_lossy(&text), time.as_secs());
     end
 }
 
