@@ -153,8 +153,8 @@ class Runtime:
                 return
             self._last_layers = None if compress else self.exchange.statistics()
             self._sent_before, self._dense_bytes = self.transport.sent, 0
-            scaler = self.config.scaler
-            self.path.set_loss_scale(scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0)
+            loss_scale = self.config.loss_scale()
+            self.path.set_loss_scale(1.0 if loss_scale is None else loss_scale)
             self.transport.begin_step()
             self._step = Compressed(self.path) if compress else Flush(self.path, self.transport)
         except BaseException as error:
@@ -209,8 +209,7 @@ class Runtime:
 
     def _note_dropped(self) -> None:
         self.counts.dropped += 1
-        scaler = self.config.scaler
-        if self.counts.dropped == 1 and not (scaler is not None and scaler.is_enabled()):
+        if self.counts.dropped == 1 and self.config.loss_scale() is None:
             advice = "" if self.moments else "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
             logger.warning(
                 "a gradient is not finite: all learners get NaN, as with plain DDP, and residuals keep what they had. %s", advice
