@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from adacomp.research import Layout, Learners
-from adacomp.research import kind as kind_of
 from adacomp.torch.moments import Moments
+from adacomp.torch.runtime import kinds
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -94,9 +94,7 @@ class Compressed:
 
     def __init__(self, model: nn.Module, options: argparse.Namespace) -> None:
         named = list(model.named_parameters())
-        modules = dict(model.named_modules())
-        owners = [modules[name.rpartition(".")[0]] for name, _ in named]
-        self.kinds = [kind_of(each.dim(), isinstance(owner, nn.Conv2d)) for (_, each), owner in zip(named, owners)]
+        self.kinds = kinds(model, named)
         parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, self.kinds)]
         top = f"top-k {options.top_percent}" if options.scheme == "top-k" else None
         soft_threshold = 1.0 if options.scheme == "local-selection" else options.soft_threshold

@@ -39,8 +39,6 @@ def arguments():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=100, help="samples of a step, over all learners")
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=60_000, help="use only this many, for a quick look")
     parser.add_argument("--data", type=Path, default=folder_of("mnist"), help="the folder with MNIST's idx files")
     parser.add_argument("--save", type=Path, help="where to save, and to go on from")
     parser.add_argument("--json", action="store_true", help="end with a line of JSON")
@@ -55,10 +53,10 @@ def main():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo")
     learner, learners = dist.get_rank(), dist.get_world_size()
-    images, labels = (values[: options.samples] for values in mnist(options.data, train=True))
+    images, labels = mnist(options.data, train=True)
     test_images, test_labels = mnist(options.data, train=False)
 
-    torch.manual_seed(options.seed)
+    torch.manual_seed(1)
     ddp = DistributedDataParallel(model())
     # This is the line.
     hook = None if options.mode == "builtin" else adacomp.torch.attach(ddp, mode=options.mode, strategy=options.strategy)
@@ -67,7 +65,7 @@ def main():
     first = load(options.save, ddp, optimizer, hook) if options.save else 0
     error = test_error(ddp.module, test_images, test_labels) if first >= options.epochs else None
     for epoch in range(first, options.epochs):
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * options.seed + epoch))
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 + epoch))
         for batch in order[: len(order) // options.batch * options.batch].split(options.batch):
             own = batch[learner::learners]
             optimizer.zero_grad()

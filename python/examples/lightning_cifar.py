@@ -66,7 +66,6 @@ def main():
     parser.add_argument("--mode", choices=["auto", "on", "off"], default="auto")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=64, help="samples of a step and learner")
-    parser.add_argument("--samples", type=int, default=50_000, help="use only this many, for a quick look")
     parser.add_argument("--data", type=Path, default=folder_of("cifar10"), help="the folder with CIFAR-10")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where checkpoints go")
     parser.add_argument("--resume", type=Path, help="a checkpoint to go on from, on any number of learners")
@@ -75,7 +74,6 @@ def main():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     lightning.seed_everything(1)
     train, test = (TensorDataset(*cifar10(options.data, part)) for part in (True, False))
-    train = torch.utils.data.Subset(train, range(min(options.samples, len(train))))
     trainer = lightning.Trainer(
         accelerator="auto",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),

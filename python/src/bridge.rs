@@ -1,8 +1,8 @@
 //! A transport that Python provides.
 
-use crate::buffers::bytes;
 use crate::refused;
 use adacomp_exchange::{Messages, Transport, TransportError};
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::VecDeque;
@@ -61,9 +61,8 @@ impl Transport for Bridge {
     fn finish(&mut self) -> Result<Messages, TransportError> {
         let all_gather = self.under_way.pop_front().ok_or(TransportError::NotStarted)?;
         let messages = Python::attach(|py| {
-            let messages = self.python.call_method0(py, "finish")?;
-            let messages: Vec<Bound<'_, PyAny>> = messages.extract(py)?;
-            messages.iter().map(bytes).collect::<PyResult<Vec<_>>>()
+            let messages: Vec<PyBuffer<u8>> = self.python.call_method0(py, "finish")?.extract(py)?;
+            messages.iter().map(|message| message.to_vec(py)).collect::<PyResult<Vec<_>>>()
         });
         let messages = messages.map_err(transport)?;
         Ok(match all_gather {

@@ -8,6 +8,7 @@ use adacomp::half::slice::HalfFloatSliceExt;
 use adacomp::half::{bf16, f16};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
+use pyo3::types::PyByteArray;
 use std::ops::Range;
 
 /// How numbers are stored.
@@ -40,7 +41,12 @@ impl Floats {
                 )));
             }
         };
-        check_plain(&buffer)?;
+        if !(buffer.is_c_contiguous() || buffer.is_fortran_contiguous()) {
+            return Err(refused("the buffer is not contiguous; make a contiguous copy"));
+        }
+        if buffer.item_count() > 0 && !(buffer.buf_ptr() as usize).is_multiple_of(buffer.item_size()) {
+            return Err(refused("the buffer is not aligned; make a copy"));
+        }
         Ok(Self { buffer, format })
     }
 
@@ -67,6 +73,11 @@ impl Floats {
             Format::F16 => self.slice::<f16>(range).into(),
             Format::Bf16 => self.slice::<bf16>(range).into(),
         }
+    }
+
+    /// Returns all of it as a gradient.
+    pub(crate) fn all(&self) -> Gradient<'_> {
+        self.gradient(0..self.len())
     }
 
     pub(crate) fn f32(&self) -> PyResult<&[f32]> {
@@ -140,43 +151,9 @@ impl Number for f32 {}
 impl Number for f16 {}
 impl Number for bf16 {}
 
-/// Checks that a buffer is contiguous and aligned.
-fn check_plain(buffer: &PyUntypedBuffer) -> PyResult<()> {
-    if !(buffer.is_c_contiguous() || buffer.is_fortran_contiguous()) {
-        return Err(refused("the buffer is not contiguous; make a contiguous copy"));
-    }
-    if buffer.item_count() > 0 && !(buffer.buf_ptr() as usize).is_multiple_of(buffer.item_size().max(1)) {
-        return Err(refused("the buffer is not aligned; make a copy"));
-    }
-    Ok(())
-}
-
-/// Returns the bytes of a Python object, copied.
-pub(crate) fn bytes(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-    let buffer = PyUntypedBuffer::get(object)?;
-    check_plain(&buffer)?;
-    if buffer.len_bytes() == 0 {
-        return Ok(Vec::new());
-    }
-    // SAFETY: the buffer is contiguous, has `len_bytes` bytes, and lives until the end of this function.
-    let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
-    Ok(bytes.to_vec())
-}
-
-/// Returns the 32-bit integers of a Python object, copied.
-pub(crate) fn words(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    match PyUntypedBuffer::get(object)?.format().to_bytes() {
-        [.., b'i' | b'I' | b'l' | b'L'] => {}
-        _ => return Err(refused("expected a buffer of int32")),
-    }
-    let bytes = bytes(object)?;
-    let (words, []) = bytes.as_chunks() else { return Err(refused("expected a buffer of int32")) };
-    Ok(words.iter().map(|bytes| u32::from_ne_bytes(*bytes)).collect())
-}
-
 /// Returns values as a NumPy array of their own.
 pub(crate) fn array<'py>(py: Python<'py>, bytes: &[u8], dtype: &str) -> PyResult<Bound<'py, PyAny>> {
-    let bytes = pyo3::types::PyByteArray::new(py, bytes);
+    let bytes = PyByteArray::new(py, bytes);
     py.import("numpy")?.call_method1("frombuffer", (bytes, dtype))
 }
 

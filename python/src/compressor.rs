@@ -1,13 +1,13 @@
-//! One learner's compressor, and who saved its state.
+//! Frames by hand: one learner's compressor, a frame that has come, and the average of all learners' frames.
 
-use crate::buffers::{Floats, bytes, f32_array};
+use crate::buffers::{Floats, array, f32_array};
 use crate::layout::Layout;
-use crate::refused;
-use adacomp::{Codec, SavedBy, Sending, UnknownName};
+use crate::{non_finite, parse, refused};
+use adacomp::{Averager, LayerStatistics, Packet};
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
-use safetensors::tensor::TensorView;
-use std::collections::HashMap;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use std::sync::Arc;
 
 /// Compresses the gradients of one model on one learner, and keeps what was not sent.
 #[pyclass(module = "adacomp.research")]
@@ -16,15 +16,8 @@ pub(crate) struct Compressor(adacomp::Compressor);
 #[pymethods]
 impl Compressor {
     #[new]
-    #[pyo3(signature = (layout, threads = 1))]
-    fn new(layout: &Layout, threads: usize) -> Self {
-        Self(adacomp::Compressor::new(layout.0.clone()).with_threads(threads))
-    }
-
-    /// Returns the parameters and their treatments.
-    #[getter]
-    fn layout(&self) -> Layout {
-        Layout(self.0.layout().clone())
+    fn new(layout: &Layout) -> Self {
+        Self(adacomp::Compressor::new(layout.0.clone()))
     }
 
     /// Compresses all gradients of a step: a buffer for each parameter name. All are checked before anything is changed.
@@ -32,32 +25,10 @@ impl Compressor {
         let gradients = gradients.iter().map(|(name, buffer)| Ok((name.extract()?, Floats::get(&buffer)?)));
         let gradients = gradients.collect::<PyResult<Vec<(String, Floats)>>>()?;
         py.detach(|| {
-            let gradients: Vec<_> = gradients
-                .iter()
-                .map(|(name, floats)| (name.as_str(), floats.gradient(0..floats.len())))
-                .collect();
+            let gradients: Vec<_> =
+                gradients.iter().map(|(name, floats)| (name.as_str(), floats.all())).collect();
             self.0.compress(&gradients).map_err(refused)
         })
-    }
-
-    /// Compresses one parameter of a step; with `flush` it is sent dense, with its residual added.
-    #[pyo3(signature = (name, gradient, flush = false))]
-    fn compress_layer(
-        &mut self,
-        py: Python<'_>,
-        name: &str,
-        gradient: &Bound<'_, PyAny>,
-        flush: bool,
-    ) -> PyResult<()> {
-        let layer = self.layout().number(name)?;
-        let floats = Floats::get(gradient)?;
-        let sending = if flush { Sending::Flush } else { Sending::Compressed };
-        py.detach(|| self.0.compress_layer(layer, floats.gradient(0..floats.len()), sending)).map_err(refused)
-    }
-
-    /// Sets what gradients are divided by before anything else.
-    fn set_loss_scale(&mut self, scale: f32) -> PyResult<()> {
-        self.0.set_inverse_loss_scale(1.0 / scale).map_err(refused)
     }
 
     /// Returns whether every gradient of the open step is finite.
@@ -75,7 +46,7 @@ impl Compressor {
         step: u64,
         codec: &str,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let codec = read_codec(codec)?;
+        let codec = parse(codec)?;
         let mut frame = Vec::new();
         py.detach(|| self.0.encode(codec, learner, step, &mut frame)).map_err(refused)?;
         Ok(PyBytes::new(py, &frame))
@@ -93,35 +64,9 @@ impl Compressor {
 
     /// Returns a copy of a parameter's residual, or None if it is sent dense.
     fn residual<'py>(&mut self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let layer = self.layout().number(name)?;
+        let layer = self.0.layout().number(name);
+        let layer = layer.ok_or_else(|| refused(format!("there is no parameter `{name}`")))?;
         self.0.residual(layer).map(|values| f32_array(py, values)).transpose()
-    }
-
-    /// Returns the residuals as a safetensors file.
-    #[pyo3(signature = (learner = 0, learners = 1, step = 0))]
-    fn save<'py>(
-        &mut self,
-        py: Python<'py>,
-        learner: usize,
-        learners: usize,
-        step: u64,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let state = py.detach(|| self.0.save(learner, learners, step)).map_err(refused)?;
-        Ok(PyBytes::new(py, &state))
-    }
-
-    /// Takes over what was saved: the states of all learners in their order, or with as many learners as before this one's.
-    /// Returns the step before which they were saved.
-    #[pyo3(signature = (states, learner = 0, learners = 1))]
-    fn load(
-        &mut self,
-        py: Python<'_>,
-        states: Vec<Bound<'_, PyAny>>,
-        learner: usize,
-        learners: usize,
-    ) -> PyResult<u64> {
-        let states = states.iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
-        py.detach(|| self.0.load(&states, learner, learners)).map_err(refused)
     }
 
     /// Returns what each parameter sent in the last step: a dict for each name.
@@ -136,7 +81,7 @@ impl Compressor {
 
 pub(crate) fn layer_statistics<'py>(
     py: Python<'py>,
-    statistics: &adacomp::LayerStatistics,
+    statistics: &LayerStatistics,
 ) -> PyResult<Bound<'py, PyDict>> {
     let entry = PyDict::new(py);
     entry.set_item("elements", statistics.elements)?;
@@ -147,19 +92,82 @@ pub(crate) fn layer_statistics<'py>(
     Ok(entry)
 }
 
-pub(crate) fn read_codec(name: &str) -> PyResult<Codec> {
-    name.parse().map_err(refused::<UnknownName>)
+/// What a frame says, checked.
+#[pyclass(frozen, module = "adacomp.research")]
+pub(crate) struct Frame {
+    layout: Arc<adacomp::Layout>,
+    frame: adacomp::Frame,
 }
 
-/// Returns who saved a state that has this text: the learner, the number of learners, and the step before which it was saved.
-/// `position` is that of the state in a list, for the error.
+#[pymethods]
+impl Frame {
+    /// Reads a frame of all parameters of a layout. Any bytes give a frame or an error.
+    #[new]
+    fn new(py: Python<'_>, data: PyBuffer<u8>, layout: &Layout) -> PyResult<Self> {
+        let (data, layout) = (data.to_vec(py)?, layout.0.clone());
+        let mut frame = adacomp::Frame::default();
+        py.detach(|| frame.decode(&data, &layout).map(drop)).map_err(refused)?;
+        Ok(Self { layout, frame })
+    }
+
+    /// Returns the learner that sent it.
+    #[getter]
+    fn learner(&self) -> Option<usize> {
+        self.frame.header().map(|header| header.learner)
+    }
+
+    /// Returns the step that it is of.
+    #[getter]
+    fn step(&self) -> Option<u64> {
+        self.frame.header().map(|header| header.step)
+    }
+
+    /// Returns whether the sender's gradients are finite; if not, there are no packets.
+    #[getter]
+    fn is_finite(&self) -> bool {
+        self.frame.header().is_some_and(|header| !header.non_finite)
+    }
+
+    /// Returns for each parameter what was sent: indices and values, as arrays.
+    fn packets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        let (mut dense, mut selected) = (Vec::new(), Vec::new());
+        for (position, section) in self.frame.sections().enumerate() {
+            let packet = self.frame.packet(position, &mut dense, &mut selected);
+            let (indices, values): (Vec<u32>, Vec<f32>) = match packet {
+                Packet::Dense(values) => ((0..values.len() as u32).collect(), values.to_vec()),
+                Packet::Sparse(sparse) => {
+                    let value = |negative| sparse.values[usize::from(negative)];
+                    let elements = sparse.selected.iter();
+                    elements.map(|element| (element.index() as u32, value(element.is_negative()))).unzip()
+                }
+            };
+            let indices: Vec<u8> = indices.into_iter().flat_map(u32::to_ne_bytes).collect();
+            let arrays = [array(py, &indices, "uint32")?, f32_array(py, &values)?];
+            all.set_item(self.layout[section.layer].name(), PyTuple::new(py, arrays)?)?;
+        }
+        Ok(all)
+    }
+}
+
+/// Averages the frames of all learners of a step into a float32 buffer for each parameter name. Returns None if it did, or the
+/// number of the first learner whose gradient is not finite, in which case nothing is written and the step must be dropped.
 #[pyfunction]
-#[pyo3(signature = (text, position = 0))]
-pub(crate) fn saved_by(text: &str, position: usize) -> PyResult<(usize, usize, u64)> {
-    // The core reads it from a file.
-    let metadata = HashMap::from([("adacomp".to_owned(), text.to_owned())]);
-    let file =
-        safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), Some(metadata)).map_err(refused)?;
-    let SavedBy { learner, learners, step } = SavedBy::read(&file, position).map_err(refused)?;
-    Ok((learner, learners, step))
+pub(crate) fn average(
+    py: Python<'_>,
+    layout: &Layout,
+    step: u64,
+    frames: Vec<PyBuffer<u8>>,
+    output: &Bound<'_, PyDict>,
+) -> PyResult<Option<usize>> {
+    let frames = frames.iter().map(|frame| frame.to_vec(py)).collect::<PyResult<Vec<_>>>()?;
+    let output = layout.0.layers().iter().map(|layer| {
+        let name = layer.name();
+        let buffer = output.get_item(name)?;
+        Floats::get_mut(&buffer.ok_or_else(|| refused(format!("no output for parameter `{name}`")))?)
+    });
+    let mut output = output.collect::<PyResult<Vec<_>>>()?;
+    let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
+    let mut averager = Averager::new(layout.0.clone());
+    py.detach(|| averager.average(step, &frames, &mut slices)).map(non_finite).map_err(refused)
 }

@@ -1,45 +1,40 @@
 //! One learner's exchange, over a transport that Python provides.
 
 use crate::bridge::Bridge;
-use crate::bucket::{self, Bucket, check_layer};
-use crate::buffers::{Floats, f32_array, words};
-use crate::compressor::{layer_statistics, read_codec};
+use crate::bucket::{Bucket, check_layer};
+use crate::buffers::{Floats, array, f32_array};
+use crate::compressor::layer_statistics;
 use crate::layout::Layout;
-use crate::saved::{Arrays, file, tensors};
-use crate::{ExchangeError, refused};
-use adacomp::{Compressor, Outcome, SavedBy, Selected, UnknownName};
+use crate::{failed, non_finite, parse, refused};
+use adacomp::{Compressor, SavedBy, Selected};
 use adacomp_exchange::{GroupAverage, LearnerState, Options, SendVerdict, Strategy, Transport};
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::collections::HashMap;
 
-pub(crate) fn read_strategy(name: &str) -> PyResult<Strategy> {
-    name.parse().map_err(refused::<UnknownName>)
-}
+/// Arrays by name.
+type Arrays<'py> = HashMap<String, Bound<'py, PyAny>>;
 
-/// Returns the learner whose gradient is not finite, if the step was dropped for that.
-pub(crate) fn non_finite(outcome: Outcome) -> Option<usize> {
-    match outcome {
-        Outcome::Averaged => None,
-        Outcome::NonFinite { learner } => Some(learner),
-    }
-}
-
-pub(crate) fn failed(error: adacomp_exchange::ExchangeError) -> PyErr {
-    ExchangeError::new_err(error.to_string())
-}
+/// The key of the text that says who saved a state.
+const KEY: &str = "adacomp";
 
 /// One learner's side of every step: gradients in, by buckets, and the averaged gradient out into the same buckets.
-#[pyclass(module = "adacomp")]
+#[pyclass(module = "adacomp.research")]
 pub(crate) struct Exchange {
     exchange: adacomp_exchange::Exchange<Bridge>,
     learner: usize,
+    skip_unused: bool,
     loss_scale: f32,
     scratch: Vec<f32>,
 }
 
 #[pymethods]
 impl Exchange {
+    /// With `skip_unused`, parameters whose gradient is zero everywhere send nothing and keep their residual.
     #[new]
+    #[pyo3(signature = (layout, strategy, codec, transport, threads = 1, skip_unused = false))]
     fn new(
         py: Python<'_>,
         layout: &Layout,
@@ -47,14 +42,16 @@ impl Exchange {
         codec: &str,
         transport: Py<PyAny>,
         threads: usize,
+        skip_unused: bool,
     ) -> PyResult<Self> {
-        let options = Options { codec: read_codec(codec)?, threads, ..read_strategy(strategy)?.into() };
+        let options = Options { codec: parse(codec)?, threads, ..parse::<Strategy>(strategy)?.into() };
         let bridge = Bridge::new(py, transport)?;
         let learner = bridge.hosted().start;
         let layout = layout.0.clone();
-        let exchange =
+        let mut exchange =
             py.detach(|| adacomp_exchange::Exchange::new(bridge, layout, options)).map_err(failed)?;
-        Ok(Self { exchange, learner, loss_scale: 1.0, scratch: Vec::new() })
+        exchange.set_skip_unused(skip_unused);
+        Ok(Self { exchange, learner, skip_unused, loss_scale: 1.0, scratch: Vec::new() })
     }
 
     /// The number of the step that is next or going on.
@@ -70,18 +67,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// Makes parameters whose gradient is zero everywhere send nothing and keep their residual.
-    fn set_skip_unused(&mut self, skip: bool) {
-        self.exchange.set_skip_unused(skip);
-    }
-
     /// Compresses a bucket, the gradients of these parameters one after the other, and starts its first round.
     fn submit(&mut self, py: Python<'_>, bucket: &Bound<'_, PyAny>, layers: Vec<usize>) -> PyResult<()> {
-        let Bucket { values, parts } = Bucket::new(Floats::get(bucket)?, self.layout(), &layers)?;
+        let bucket = Bucket::new(Floats::get(bucket)?, self.layout(), &layers)?;
         py.detach(|| {
-            self.exchange.begin_group(&bucket::layers(&parts))?;
-            for (layer, part) in parts {
-                self.exchange.submit(self.learner, layer, values.gradient(part))?;
+            self.exchange.begin_group(&bucket.layers())?;
+            for (layer, part) in bucket.parts {
+                self.exchange.submit(self.learner, layer, bucket.values.gradient(part))?;
             }
             Ok(())
         })
@@ -89,16 +81,15 @@ impl Exchange {
     }
 
     /// Begins a bucket of parameters that are submitted one by one.
-    fn begin(&mut self, layers: Vec<usize>) -> PyResult<()> {
-        let parts = bucket::parts(self.layout(), &layers)?;
-        self.exchange.begin_group(&bucket::layers(&parts)).map(drop).map_err(failed)
+    fn begin(&mut self, mut layers: Vec<usize>) -> PyResult<()> {
+        layers.sort();
+        self.exchange.begin_group(&layers).map(drop).map_err(failed)
     }
 
     /// Submits one parameter of such a bucket.
     fn submit_layer(&mut self, py: Python<'_>, layer: usize, gradient: &Bound<'_, PyAny>) -> PyResult<()> {
         let gradient = Floats::get(gradient)?;
-        let (learner, all) = (self.learner, 0..gradient.len());
-        py.detach(|| self.exchange.submit(learner, layer, gradient.gradient(all))).map_err(failed)
+        py.detach(|| self.exchange.submit(self.learner, layer, gradient.all())).map_err(failed)
     }
 
     /// Submits what was selected of one parameter of such a bucket on another device: bin maxima (float32), and for each selected
@@ -107,14 +98,13 @@ impl Exchange {
         &mut self,
         py: Python<'_>,
         layer: usize,
-        maxima: &Bound<'_, PyAny>,
-        selected: &Bound<'_, PyAny>,
+        maxima: PyBuffer<f32>,
+        selected: PyBuffer<i32>,
     ) -> PyResult<()> {
-        let maxima = Floats::get(maxima)?;
-        let (maxima, selected) = (maxima.f32()?, words(selected)?);
-        let element = |word: u32| Selected::new(word >> 1, word & 1 == 1);
-        let selected: Vec<Selected> = selected.into_iter().map(element).collect();
-        py.detach(|| self.exchange.submit_selection(self.learner, layer, maxima, &selected)).map_err(failed)
+        let maxima = maxima.to_vec(py)?;
+        let element = |word: i32| Selected::new(word as u32 >> 1, word & 1 == 1);
+        let selected: Vec<Selected> = selected.to_vec(py)?.into_iter().map(element).collect();
+        py.detach(|| self.exchange.submit_selection(self.learner, layer, &maxima, &selected)).map_err(failed)
     }
 
     /// Ends the step: waits for all learners and writes the averaged gradient into the buckets, in the order in which they were
@@ -129,7 +119,7 @@ impl Exchange {
         let bucket =
             |(bucket, layers): &(_, Vec<usize>)| Bucket::new(Floats::get_mut(bucket)?, layout, layers);
         let mut buckets = buckets.iter().map(bucket).collect::<PyResult<Vec<_>>>()?;
-        if !self.exchange.groups().eq(buckets.iter().map(|bucket| bucket::layers(&bucket.parts))) {
+        if !self.exchange.groups().eq(buckets.iter().map(Bucket::layers)) {
             return Err(refused("not all buckets of the step, as they were given"));
         }
         let (scratch, loss_scale) = (&mut self.scratch, self.loss_scale);
@@ -146,18 +136,16 @@ impl Exchange {
         Ok(non_finite(outcome.map_err(failed)?))
     }
 
-    /// Adds residuals to a bucket's gradients, for a dense step by other means. Returns whether they are finite. With
-    /// `skip_unused`, parameters whose gradient is zero everywhere keep what they have; the second says whether there is any.
+    /// Adds residuals to a bucket's gradients, for a dense step by other means. Returns whether they are finite, and
+    /// whether a parameter that is skipped as unused keeps anything.
     fn add_residuals(
         &mut self,
         py: Python<'_>,
         bucket: &Bound<'_, PyAny>,
         layers: Vec<usize>,
-        skip_unused: bool,
     ) -> PyResult<(bool, bool)> {
         let Bucket { mut values, parts } = Bucket::new(Floats::get_mut(bucket)?, self.layout(), &layers)?;
-        let (learner, loss_scale) = (self.learner, self.loss_scale);
-        let (exchange, scratch) = (&mut self.exchange, &mut self.scratch);
+        let Self { exchange, learner, skip_unused, loss_scale, scratch } = self;
         py.detach(|| {
             let (mut good, mut keeps, mut dense) = (true, false, Vec::new());
             for (layer, part) in parts {
@@ -165,14 +153,14 @@ impl Exchange {
                     continue;
                 }
                 let gradient = values.gradient(part.clone());
-                if skip_unused && gradient.is_zero() {
-                    keeps |= exchange.keeps(learner, layer);
+                if *skip_unused && gradient.is_zero() {
+                    keeps |= exchange.keeps(*learner, layer);
                     continue;
                 }
                 dense.resize(part.len(), 0.0);
-                if exchange.flush_layer(learner, layer, gradient, &mut dense)? {
+                if exchange.flush_layer(*learner, layer, gradient, &mut dense)? {
                     good &= values.write(part, scratch, |output| {
-                        output.iter_mut().zip(&dense).for_each(|(value, sum)| *value = sum * loss_scale);
+                        output.iter_mut().zip(&dense).for_each(|(value, sum)| *value = sum * *loss_scale);
                     });
                 } else {
                     good = false;
@@ -202,17 +190,16 @@ impl Exchange {
     }
 
     /// Replaces a parameter's residual.
-    fn set_residual(&mut self, layer: usize, values: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn set_residual(&mut self, py: Python<'_>, layer: usize, values: PyBuffer<f32>) -> PyResult<()> {
         check_layer(self.layout(), layer)?;
-        let values = Floats::get(values)?;
-        let values = values.f32()?;
+        let values = values.to_vec(py)?;
         let compressor = self.compressor();
         if compressor.is_open()
             || compressor.residual(layer).is_none_or(|residual| residual.len() != values.len())
         {
             return Err(refused("a step is open, or the parameter has no residual of this length"));
         }
-        compressor.set_residual(layer, values);
+        compressor.set_residual(layer, &values);
         Ok(())
     }
 
@@ -220,9 +207,10 @@ impl Exchange {
     fn save<'py>(&mut self, py: Python<'py>) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>, String)> {
         let state = py.detach(|| self.exchange.save()).map_err(failed)?.remove(0);
         let (residuals, text) = tensors(py, &state.residuals)?;
-        let owner = state
-            .owner
-            .map_or_else(|| Ok(PyDict::new(py)), |owner| tensors(py, &owner).map(|(owner, _)| owner))?;
+        let owner = match state.owner {
+            Some(owner) => tensors(py, &owner)?.0,
+            None => PyDict::new(py),
+        };
         Ok((residuals, owner, text))
     }
 
@@ -275,4 +263,35 @@ impl Exchange {
     fn compressor(&mut self) -> &mut Compressor {
         self.exchange.compressor(self.learner).expect("the learner that is hosted here")
     }
+}
+
+/// Returns the tensors of a safetensors file by name, as arrays, and its text.
+fn tensors<'py>(py: Python<'py>, file: &[u8]) -> PyResult<(Bound<'py, PyDict>, String)> {
+    let tensors = SafeTensors::deserialize(file).map_err(refused)?;
+    let (_, metadata) = SafeTensors::read_metadata(file).map_err(refused)?;
+    let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).cloned();
+    let arrays = PyDict::new(py);
+    for (name, tensor) in tensors.iter() {
+        let flat = array(py, tensor.data(), "float32")?;
+        arrays.set_item(name, flat.call_method1("reshape", (tensor.shape().to_vec(),))?)?;
+    }
+    Ok((arrays, text.unwrap_or_default()))
+}
+
+/// Returns a safetensors file of these arrays and this text.
+fn file(arrays: &Arrays<'_>, text: &str) -> PyResult<Vec<u8>> {
+    let arrays = arrays.iter().map(|(name, array)| {
+        let shape: Vec<usize> = array.getattr("shape")?.extract()?;
+        let values = Floats::get(array)?;
+        let data: Vec<u8> = values.f32()?.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok((name, shape, data))
+    });
+    let arrays = arrays.collect::<PyResult<Vec<_>>>()?;
+    let views = arrays.iter().map(|(name, shape, data)| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), data).map_err(refused)?;
+        Ok((name.as_str(), view))
+    });
+    let views = views.collect::<PyResult<Vec<_>>>()?;
+    let metadata = HashMap::from([(KEY.to_owned(), text.to_owned())]);
+    safetensors::serialize(views, Some(metadata)).map_err(refused)
 }

@@ -1,7 +1,7 @@
 //! Parameters and their treatments.
 
-use crate::refused;
-use adacomp::{Kind, Parameter, Policy, Treatment, UnknownName};
+use crate::{parse, refused};
+use adacomp::{Kind, Parameter, Policy, Treatment};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -25,9 +25,8 @@ impl Layout {
         scale: &str,
         names: Vec<(String, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
-        let scale = scale.parse().map_err(refused::<UnknownName>)?;
         let mut policy =
-            Policy::adacomp().min_elements(min_elements).soft_threshold(soft_threshold).scale(scale);
+            Policy::adacomp().min_elements(min_elements).soft_threshold(soft_threshold).scale(parse(scale)?);
         for (kind, given) in [(Kind::Conv, conv), (Kind::Matrix, matrix), (Kind::Vector, vector)] {
             if let Some(given) = given {
                 policy = policy.for_kind(kind, treatment(&given)?);
@@ -38,8 +37,10 @@ impl Layout {
         }
         let parameters = parameters.into_iter().map(|(name, shape, kind)| {
             let parameter = Parameter::new(name, &shape);
-            let Some(given) = kind else { return Ok(parameter) };
-            Ok(parameter.with_kind(given.parse().map_err(refused::<UnknownName>)?))
+            Ok(match kind {
+                Some(kind) => parameter.with_kind(parse(&kind)?),
+                None => parameter,
+            })
         });
         let parameters = parameters.collect::<PyResult<Vec<_>>>()?;
         Ok(Self(Arc::new(policy.layout(parameters).map_err(refused)?)))
@@ -66,27 +67,6 @@ impl Layout {
         };
         self.0.layers().iter().map(|layer| treatment(layer.treatment)).collect()
     }
-
-    /// Returns a hash of what all learners must have in common.
-    #[getter]
-    fn fingerprint(&self) -> u64 {
-        self.0.fingerprint()
-    }
-
-    fn __len__(&self) -> usize {
-        self.0.len()
-    }
-
-    fn __repr__(&self) -> String {
-        let elements: usize = self.0.layers().iter().map(|layer| layer.elements()).sum();
-        format!("Layout({} parameters, {elements} elements)", self.0.len())
-    }
-}
-
-impl Layout {
-    pub(crate) fn number(&self, name: &str) -> PyResult<usize> {
-        self.0.number(name).ok_or_else(|| refused(format!("there is no parameter `{name}`")))
-    }
 }
 
 /// Reads a treatment as Python says it.
@@ -95,8 +75,8 @@ fn treatment(given: &Bound<'_, PyAny>) -> PyResult<Treatment> {
         return Ok(Treatment::Bins(bin));
     }
     // What is neither a number of elements nor a text is refused as the text that Python shows for it.
-    let text = given.extract().unwrap_or_else(|_| format!("{given:?}"));
-    text.parse().map_err(refused::<UnknownName>)
+    let text: String = given.extract().unwrap_or_else(|_| format!("{given:?}"));
+    parse(&text)
 }
 
 /// Returns the kind of a parameter: `conv`, `matrix` or `vector`, from its number of dimensions and whether it is a convolution's.

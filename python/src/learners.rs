@@ -1,38 +1,30 @@
 //! All learners of a run in one process.
 
-use crate::buffers::{Floats, bytes};
-use crate::compressor::read_codec;
-use crate::exchange::{failed, non_finite, read_strategy};
+use crate::buffers::Floats;
 use crate::layout::Layout;
-use crate::refused;
+use crate::{failed, non_finite, parse, refused};
 use adacomp::{Codec, Treatment, entropy_bytes, section_bytes};
-use adacomp_exchange::{Exchange, LearnerState, Local, Options, Transport};
+use adacomp_exchange::{Exchange, LearnerState, Local, Options, Strategy, Transport};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 use std::num::NonZeroU32;
 
 type File<'py> = Bound<'py, PyBytes>;
 
 /// All learners of a run, for experiments in one process and on one thread: the gradients of each in, and the averaged gradient
 /// out, to the bit what as many processes get.
-#[pyclass(module = "adacomp")]
+#[pyclass(module = "adacomp.research")]
 pub(crate) struct Learners(Exchange<Local>);
 
 #[pymethods]
 impl Learners {
     #[new]
-    #[pyo3(signature = (layout, learners, strategy = "gather", codec = "rice", owner_divisor = NonZeroU32::MIN))]
-    fn new(
-        layout: &Layout,
-        learners: usize,
-        strategy: &str,
-        codec: &str,
-        owner_divisor: NonZeroU32,
-    ) -> PyResult<Self> {
+    #[pyo3(signature = (layout, learners, strategy = "gather", owner_divisor = NonZeroU32::MIN))]
+    fn new(layout: &Layout, learners: usize, strategy: &str, owner_divisor: NonZeroU32) -> PyResult<Self> {
         if learners == 0 {
             return Err(refused("no learners; expected 1 or more"));
         }
-        let options = Options { codec: read_codec(codec)?, owner_divisor, ..read_strategy(strategy)?.into() };
+        let options = Options { owner_divisor, ..parse::<Strategy>(strategy)?.into() };
         Exchange::new(Local::alone(learners), layout.0.clone(), options).map(Self).map_err(failed)
     }
 
@@ -47,9 +39,11 @@ impl Learners {
             )));
         }
         py.detach(|| {
-            gradients.iter().enumerate().rev().try_for_each(|(layer, gradient)| {
-                self.0.submit(learner, layer, gradient.gradient(0..gradient.len()))
-            })
+            gradients
+                .iter()
+                .enumerate()
+                .rev()
+                .try_for_each(|(layer, gradient)| self.0.submit(learner, layer, gradient.all()))
         })
         .map_err(failed)
     }
@@ -71,45 +65,34 @@ impl Learners {
         (sent as f64 / learners as f64, received as f64 / learners as f64)
     }
 
-    /// Returns what one learner's frame of the last step took, on average over learners: for each parameter name a dict of the number of
-    /// selected elements, bytes with each code, and those of their entropy. For what is sent dense all
-    /// are the same. It is of frames, so for `gather`; other strategies send other messages.
+    /// Returns what one learner's frame of the last step took, on average over learners: for each parameter name a dict of its
+    /// bytes with each code, and those of their entropy. For what is sent dense all are the same. It is of frames, so for
+    /// `gather`; other strategies send other messages.
     fn sizes<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (layout, learners) = (self.0.layout().clone(), self.0.transport().learners());
-        let mut sums = vec![[0.0; 4]; layout.len()];
+        let mut sums = vec![[0.0; 3]; layout.len()];
         for learner in 0..learners {
             let Some(compressor) = self.0.compressor(learner) else { continue };
             for (layer, sums) in sums.iter_mut().enumerate() {
                 let statistics = compressor.layer_statistics(layer);
-                let coded = |codec| {
-                    let packet = compressor.last_packet(layer)?;
-                    Some(section_bytes(&layout, layer, packet, codec) as f64)
-                };
-                let bytes = if layout[layer].treatment == Treatment::Half { 2.0 } else { 4.0 };
-                let dense = bytes * statistics.elements as f64;
-                let (sizes, selects) = match (coded(Codec::Rice), coded(Codec::Paper)) {
-                    (Some(rice), Some(paper)) => {
-                        let floor = entropy_bytes(statistics.elements, statistics.selected);
-                        ([rice, paper, floor], true)
+                let coded = |packet, codec| section_bytes(&layout, layer, packet, codec) as f64;
+                let sizes = match (layout[layer].treatment, compressor.last_packet(layer)) {
+                    (Treatment::Half, _) => [2.0 * statistics.elements as f64; 3],
+                    (Treatment::Dense, _) => [4.0 * statistics.elements as f64; 3],
+                    (_, Some(packet)) => {
+                        let entropy = entropy_bytes(statistics.elements, statistics.selected);
+                        [coded(packet, Codec::Rice), coded(packet, Codec::Paper), entropy]
                     }
-                    _ if layout[layer].treatment.selects() => ([0.0; 3], true),
-                    _ => ([dense; 3], false),
+                    (_, None) => [0.0; 3],
                 };
-                let selected = if selects { statistics.selected as f64 } else { 0.0 };
-                let [rice, paper, floor] = sizes;
-                let own = [selected, rice, paper, floor];
-                sums.iter_mut().zip(own).for_each(|(sum, value)| *sum += value / learners as f64);
+                sums.iter_mut().zip(sizes).for_each(|(sum, size)| *sum += size / learners as f64);
             }
         }
-        let all = PyDict::new(py);
-        for (layer, sums) in layout.layers().iter().zip(sums) {
-            let entry = PyDict::new(py);
-            for (key, value) in ["selected", "rice", "paper", "floor"].into_iter().zip(sums) {
-                entry.set_item(key, value)?;
-            }
-            all.set_item(layer.name(), entry)?;
-        }
-        Ok(all)
+        let entries = layout.layers().iter().zip(sums).map(|(layer, sums)| {
+            let entry = ["rice", "paper", "floor"].into_iter().zip(sums).into_py_dict(py)?;
+            Ok((layer.name(), entry))
+        });
+        entries.collect::<PyResult<Vec<_>>>()?.into_py_dict(py)
     }
 
     /// Returns the Euclidean norm of a learner's residual of each parameter; None for what is sent dense. A pass over memory.
@@ -133,15 +116,9 @@ impl Learners {
     }
 
     /// Takes over what was saved, by the same or another number of learners.
-    fn load(
-        &mut self,
-        py: Python<'_>,
-        states: Vec<(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>)>,
-    ) -> PyResult<()> {
-        let states = states.iter().map(|(residuals, owner)| {
-            Ok(LearnerState { residuals: bytes(residuals)?, owner: owner.as_ref().map(bytes).transpose()? })
-        });
-        let states = states.collect::<PyResult<Vec<_>>>()?;
+    fn load(&mut self, py: Python<'_>, states: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> PyResult<()> {
+        let state = |(residuals, owner)| LearnerState { residuals, owner };
+        let states: Vec<LearnerState> = states.into_iter().map(state).collect();
         py.detach(|| self.0.load(&states)).map_err(refused)
     }
 }

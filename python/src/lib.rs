@@ -5,13 +5,13 @@ mod bucket;
 mod buffers;
 mod compressor;
 mod exchange;
-mod frame;
 mod layout;
 mod learners;
-mod saved;
 
+use adacomp::{Outcome, UnknownName};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use std::str::FromStr;
 
 pyo3::create_exception!(adacomp, Error, PyValueError, "What was given cannot be used; nothing was changed.");
 pyo3::create_exception!(
@@ -26,11 +26,29 @@ fn refused<E: std::fmt::Display>(error: E) -> PyErr {
     Error::new_err(error.to_string())
 }
 
+/// Turns an error of the exchange into an [`ExchangeError`].
+fn failed(error: adacomp_exchange::ExchangeError) -> PyErr {
+    ExchangeError::new_err(error.to_string())
+}
+
+/// Reads one of the core's names.
+fn parse<T: FromStr<Err = UnknownName>>(name: &str) -> PyResult<T> {
+    name.parse().map_err(refused)
+}
+
+/// Returns the learner whose gradient is not finite, if the step was dropped for that.
+fn non_finite(outcome: Outcome) -> Option<usize> {
+    match outcome {
+        Outcome::Averaged => None,
+        Outcome::NonFinite { learner } => Some(learner),
+    }
+}
+
 #[pymodule]
 mod _native {
     #[pymodule_export]
     use super::{
-        Error, ExchangeError, compressor::Compressor, compressor::saved_by, exchange::Exchange, frame::Frame,
-        frame::average, layout::Layout, layout::kind, learners::Learners,
+        Error, ExchangeError, compressor::Compressor, compressor::Frame, compressor::average,
+        exchange::Exchange, layout::Layout, layout::kind, learners::Learners,
     };
 }

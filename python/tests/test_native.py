@@ -38,6 +38,22 @@ class Random:
         }
 
 
+class Echo:
+    """A transport by which all learners send the same."""
+
+    def __init__(self, learner=0, learners=1):
+        self.learner, self.learners, self.sent = learner, learners, []
+
+    def start_all_gather(self, message):
+        self.sent.append([message] * self.learners)
+
+    def start_all_to_all(self, messages):
+        self.sent.append(messages)
+
+    def finish(self):
+        return self.sent.pop(0)
+
+
 SCHEMES = {
     "adacomp": {},
     "local-selection": {"soft_threshold": 1.0},
@@ -60,10 +76,14 @@ def test_frames_are_those_of_the_rust_crate(scheme, codec):
     decoded = Frame(frame, layout)
     assert (decoded.learner, decoded.step, decoded.is_finite) == (7, 2, True)
     packets = decoded.packets()
+    assert list(packets) == layout.names
+    # The average of one learner's frame is what the frame says.
+    compressor.compress(random.gradients(layout))
+    frame = compressor.encode(codec=codec)
     output = {name: numpy.ones(elements, "f") for name, elements in zip(layout.names, layout.elements)}
-    decoded.add_to(output)
-    for name, (indices, values) in packets.items():
-        expected = numpy.ones(output[name].size, "f")
+    assert average(layout, 0, [frame], output) is None
+    for name, (indices, values) in Frame(frame, layout).packets().items():
+        expected = numpy.zeros(output[name].size, "f")
         expected[indices] += values
         assert numpy.array_equal(output[name], expected)
 
@@ -101,7 +121,8 @@ def test_the_average_of_frames():
     assert average(layout, 5, frames, mean) is None
     total = {name: numpy.zeros(elements, "f") for name, elements in zip(layout.names, layout.elements)}
     for frame in frames:
-        Frame(frame, layout).add_to(total)
+        for name, (indices, values) in Frame(frame, layout).packets().items():
+            total[name][indices] += values
     for name in layout.names:
         assert numpy.array_equal(mean[name], total[name] * numpy.float32(1 / 3))
 
@@ -157,19 +178,22 @@ def test_errors_say_what_to_do():
         (lambda: compressor.encode(codec="zip"), "expected rice or paper"),
         (lambda: compressor.encode(), "no step"),
         (lambda: compressor.residual("x"), "no parameter `x`"),
-        (lambda: compressor.set_loss_scale(0.0), "loss scale"),
+        (lambda: Exchange(layout, "gather", "rice", Echo()).set_loss_scale(0.0), "loss scale"),
         (lambda: Frame(b"nonsense", layout), "frame"),
         (lambda: average(layout, 0, [], {"w": numpy.zeros(2000, "f")}), "frame"),
         (lambda: average(layout, 0, [], {}), "no output for parameter `w`"),
+        (lambda: average(layout, 0, [], {"w": numpy.zeros(2000, "d")}), "float32"),
     ]:
         with pytest.raises(adacomp.Error, match=told):
             call()
     read_only = numpy.zeros(2000, "f")
     read_only.flags.writeable = False
     compressor.compress({"w": numpy.ones(2000, "f")})
-    frame = Frame(compressor.encode(), layout)
+    frame = compressor.encode()
     with pytest.raises(adacomp.Error, match="read-only"):
-        frame.add_to({"w": read_only})
+        average(layout, 0, [frame], {"w": read_only})
+    with pytest.raises(adacomp.Error, match="1999"):
+        average(layout, 0, [frame], {"w": numpy.zeros(1999, "f")})
 
 
 def test_any_bytes_give_a_frame_or_an_error():
@@ -191,21 +215,23 @@ def test_any_bytes_give_a_frame_or_an_error():
 
 def test_state_goes_on_with_another_number_of_learners():
     layout = Layout(PARAMETERS)
-    compressors = [Compressor(layout) for _ in range(2)]
-    for learner, compressor in enumerate(compressors):
-        compressor.compress(Random(learner + 1).gradients(layout))
-        compressor.commit()
-    states = [compressor.save(learner, 2, 9) for learner, compressor in enumerate(compressors)]
-    same = Compressor(layout)
-    assert same.load([states[1]], 1, 2) == 9
-    assert numpy.array_equal(same.residual("fc.weight"), compressors[1].residual("fc.weight"))
-    other = Compressor(layout)
-    other.load(states, 2, 3)
-    mean = (compressors[0].residual("fc.weight").astype("d") + compressors[1].residual("fc.weight")) / 2
-    assert numpy.allclose(other.residual("fc.weight"), mean, atol=1e-7)
-    assert other.residual("fc.bias") is None
+    shapes = {name: shape for name, shape, _ in PARAMETERS[:2]}
+    residuals = [
+        {name: numpy.random.default_rng(learner).standard_normal(shape).astype("f") for name, shape in shapes.items()}
+        for learner in range(2)
+    ]
+    states = [(each, {}, f"residuals 1, learner {learner} of 2, step 9") for learner, each in enumerate(residuals)]
+    same = Exchange(layout, "gather", "rice", Echo(1, 2))
+    same.load([states[1]])
+    assert same.step == 9
+    assert numpy.array_equal(same.residual(1), residuals[1]["fc.weight"].ravel())
+    other = Exchange(layout, "gather", "rice", Echo())
+    other.load(states)
+    mean = (residuals[0]["fc.weight"].astype("d") + residuals[1]["fc.weight"]) / 2
+    assert numpy.allclose(other.residual(1), mean.ravel(), atol=1e-7)
+    assert other.residual(2) is None
     with pytest.raises(adacomp.Error):
-        other.load([states[1]], 0, 3)
+        other.load([states[1]])
 
 
 def test_the_example_of_the_module_runs():
@@ -245,13 +271,15 @@ def test_everything_public_is_documented():
             assert name == "__version__" or inspect.getdoc(getattr(module, name)), name
 
 
-def test_who_saved_a_state_is_read():
-    compressor = Compressor(Layout(PARAMETERS))
-    saved = compressor.save(2, 3, 9)
-    assert _native.saved_by("residuals 1, learner 2 of 3, step 9") == (2, 3, 9)
-    assert b"residuals 1, learner 2 of 3, step 9" in saved
+def test_a_state_says_who_saved_it():
+    exchange = Exchange(Layout(PARAMETERS), "gather", "rice", Echo())
+    residuals, owner, text = exchange.save()
+    assert text == exchange.saved_by(0, 1) == "residuals 1, learner 0 of 1, step 0"
+    assert exchange.saved_by(2, 3) == "residuals 1, learner 2 of 3, step 0"
+    exchange.load([(residuals, owner, "residuals 1, learner 0 of 1, step 9")])
+    assert exchange.step == 9
     with pytest.raises(adacomp.Error, match="learner L of N, step S"):
-        _native.saved_by("nobody")
+        exchange.load([(residuals, owner, "nobody")])
 
 
 def submit_all(learners, all_gradients, layout):
@@ -323,27 +351,9 @@ def test_a_clamped_scale_is_not_inflated():
         Layout(PARAMETERS, scale="median")
 
 
-class Alone:
-    """A transport of one learner, which gets what it sent."""
-
-    learner, learners = 0, 1
-
-    def __init__(self):
-        self.sent = []
-
-    def start_all_gather(self, message):
-        self.sent.append([message])
-
-    def start_all_to_all(self, messages):
-        self.sent.append(messages)
-
-    def finish(self):
-        return self.sent.pop(0)
-
-
 def test_buckets_are_finished_as_they_were_given():
     layout = Layout([("a", (40, 50), None), ("b", (40, 50), None)])
-    exchange = Exchange(layout, "gather", "rice", Alone(), 1)
+    exchange = Exchange(layout, "gather", "rice", Echo())
     bucket = numpy.ones(2000, numpy.float32)
     exchange.submit(bucket, [0])
     for buckets in ([], [(bucket, [1])], [(bucket, [0]), (bucket, [1])]):

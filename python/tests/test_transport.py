@@ -11,7 +11,7 @@ from adacomp.torch.transport import HEADER, NO_STEP, REMEMBERED, Transport
 def test_rows_follow_the_messages():
     """Learner 1's messages are twice as long as learner 0's."""
     lengths = [1000] * 3 + [10] * (REMEMBERED + 2)
-    transport = Transport.between(dist.group.WORLD, torch.device("cpu"))
+    transport = Transport(dist.group.WORLD, torch.device("cpu"))
     learner, sent = dist.get_rank(), []
     for step, length in enumerate(lengths):
         before = transport.sent

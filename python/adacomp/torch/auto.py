@@ -33,8 +33,8 @@ class Auto:
         """`agree(numbers)` returns the largest of all learners for each of the numbers."""
         self._agree = agree
         self.reason = "trying both ways"
-        # What this step does, and what the steps do between trials; nothing before the first decision.
-        self._compress = True
+        # Whether the step that is going on compresses, and whether steps do between trials; nothing before the first decision.
+        self.compressing = True
         self._chosen: bool | None = None
         self._skip = WARM_UP
         self._times: dict[bool, deque[float]] = {way: deque(maxlen=2 * SAMPLE + 1) for way in (True, False)}
@@ -43,40 +43,35 @@ class Auto:
         self._last: float | None = None
         self._last_seconds = 0.0
 
-    @property
-    def compressing(self) -> bool:
-        """Whether the step that is going on compresses."""
-        return self._compress
-
     def begin(self, now: float) -> bool:
         """Begins a step; returns whether to compress in it."""
         if self._last is not None:
             self._note(now - self._last)
         self._last = now
-        if self._chosen is None and self._compress:
+        if self._chosen is None and self.compressing:
             if self._timed >= SAMPLE:
                 self._change()
-        elif self._compress != self._chosen:
+        elif self.compressing != self._chosen:
             if self._trial_is_over():
                 self._choose()
         else:
             self._until_trial -= 1
             if self._until_trial <= 0 and self._timed >= SAMPLE:
                 self._change()
-        return self._compress
+        return self.compressing
 
     def _note(self, seconds: float) -> None:
         self._last_seconds = seconds
         if self._skip > 0:
             self._skip -= 1
         else:
-            self._times[self._compress].append(seconds)
+            self._times[self.compressing].append(seconds)
             self._timed += 1
 
     def _change(self) -> None:
         """Takes the other way, from this step on."""
-        self._compress = not self._compress
-        self._times[self._compress].clear()
+        self.compressing = not self.compressing
+        self._times[self.compressing].clear()
         self._skip, self._timed = CHANGE, 0
 
     def _medians(self) -> list[float]:
@@ -86,7 +81,7 @@ class Auto:
     def _trial_is_over(self) -> bool:
         if self._timed >= SAMPLE:
             return True
-        times = self._times[self._compress]
+        times = self._times[self.compressing]
         if self._timed >= 2:
             return self._is_slower(HOPELESS)
         # On a slow link one step may take minutes. It counts only if it is the last.
@@ -98,7 +93,7 @@ class Auto:
 
     def _is_slower(self, factor: float, seconds: float = 0.0) -> bool:
         compressed, dense = self._medians()
-        tried, other = (compressed, dense) if self._compress else (dense, compressed)
+        tried, other = (compressed, dense) if self.compressing else (dense, compressed)
         return tried > max(factor * other, seconds)
 
     def _choose(self) -> None:
@@ -111,7 +106,7 @@ class Auto:
         chosen, other = (compressed, dense) if pays else (dense, compressed)
         self._until_trial = max(INTERVAL, (CHANGE + SAMPLE) * other / (TRIALS * chosen))
         self._chosen = pays
-        if self._compress != pays:
+        if self.compressing != pays:
             self._change()
         else:
             self._timed = 0

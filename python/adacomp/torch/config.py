@@ -78,7 +78,7 @@ class Config:
             raise ValueError(f"timeout {timeout}; expected more than 0")
         if self.local_adam is not None and not isinstance(self.local_adam, LocalAdam):
             raise TypeError(f"local_adam is {type(self.local_adam).__name__}; expected adacomp.torch.LocalAdam(...)")
-        if self.local_adam is not None and self.scaler is not None and self.scaler.is_enabled():
+        if self.local_adam is not None and self.loss_scale() is not None:
             raise ValueError(
                 "local_adam does not go with a GradScaler, whose scale would make Adam's updates overflow; use bfloat16"
             )
@@ -86,6 +86,10 @@ class Config:
     def explicit_timeout(self) -> datetime.timedelta | None:
         """Returns the timeout, if there is one."""
         return datetime.timedelta(seconds=self.timeout) if isinstance(self.timeout, int | float) else self.timeout
+
+    def loss_scale(self) -> float | None:
+        """Returns the scaler's scale as it is now, if there is a scaler that scales."""
+        return self.scaler.get_scale() if self.scaler is not None and self.scaler.is_enabled() else None
 
     def policy(self) -> dict[str, Any]:
         """Returns the keywords of a native layout."""

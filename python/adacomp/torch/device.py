@@ -14,33 +14,17 @@ from .._native import Exchange, Layout
 Buckets = Sequence[tuple[torch.Tensor, list[int]]]
 
 
-def path_for(
-    device: torch.device,
-    exchange: Exchange,
-    layout: Layout,
-    soft_threshold: float,
-    skip_unused: bool,
-    in_place: bool | None = None,
-) -> "Path":
-    """Returns the path for buckets on this device. `in_place` takes this one or the other, whatever the device: for tests."""
-    # For owners of shards too, who are native.
-    exchange.set_skip_unused(skip_unused)
-    if device.type == "cpu" if in_place is None else in_place:
-        return InPlace(exchange, skip_unused)
-    return BySelections(exchange, layout, device, soft_threshold, skip_unused)
-
-
 def as_array(tensor: torch.Tensor) -> NDArray[numpy.generic]:
     """Returns a processor's tensor as an array, in place; bfloat16, which NumPy does not know, as uint16."""
     tensor = tensor.detach()
     return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
-class InPlace:
-    """The native kernel works on the buckets themselves."""
+class Path:
+    """The way of buckets in the processor's memory: the native kernel works on the buckets themselves."""
 
-    def __init__(self, exchange: Exchange, skip_unused: bool) -> None:
-        self._exchange, self._skip_unused = exchange, skip_unused
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
 
     def set_loss_scale(self, scale: float) -> None:
         self._exchange.set_loss_scale(scale)
@@ -55,7 +39,7 @@ class InPlace:
     def add_residuals(self, buffer: torch.Tensor, layers: list[int]) -> tuple[bool, bool]:
         """Adds residuals to a bucket's gradients. Returns whether the sums are finite, and whether an unused parameter keeps its
         residual."""
-        return self._exchange.add_residuals(as_array(buffer), layers, self._skip_unused)
+        return self._exchange.add_residuals(as_array(buffer), layers)
 
     def end_elsewhere(self, arrived: bool) -> None:
         """Ends a step that was sent without the exchange: what has arrived leaves the residuals."""
@@ -68,20 +52,21 @@ class InPlace:
         """Takes the residuals back from the native side."""
 
 
-class BySelections:
-    """Gradients stay on their device. What is selected of them there goes to the native side, and of the average only the
-    elements that are not zero come back. Its methods are those of `InPlace`."""
+class SelectionPath(Path):
+    """The way of buckets on other devices. Gradients stay there: what is selected of them goes to the native side, and of the
+    average only the elements that are not zero come back."""
 
     def __init__(
         self, exchange: Exchange, layout: Layout, device: torch.device, soft_threshold: float, skip_unused: bool
     ) -> None:
-        self._exchange, self._device, self._skip_unused = exchange, device, skip_unused
+        super().__init__(exchange)
+        self._device, self._skip_unused = device, skip_unused
         self._elements, self._treatments = layout.elements, layout.treatments
         self._kept = DeviceResiduals(soft_threshold)
         self._loss_scale = 1.0
 
     def set_loss_scale(self, scale: float) -> None:
-        self._exchange.set_loss_scale(scale)
+        super().set_loss_scale(scale)
         self._loss_scale = scale
 
     def submit(self, buffer: torch.Tensor, layers: list[int]) -> None:
@@ -100,7 +85,7 @@ class BySelections:
     def finish(self, buckets: Buckets) -> int | None:
         # In the buckets' own format, so that an average that does not fit it is found.
         averages = [(torch.empty(buffer.shape, dtype=buffer.dtype), layers) for buffer, layers in buckets]
-        non_finite = self._exchange.finish([(as_array(average), layers) for average, layers in averages])
+        non_finite = super().finish(averages)
         if non_finite is not None:
             self._kept.rollback()
             return non_finite
@@ -117,12 +102,9 @@ class BySelections:
 
     def add_residuals(self, buffer: torch.Tensor, layers: list[int]) -> tuple[bool, bool]:
         copy = buffer.to("cpu", copy=True)
-        result = self._exchange.add_residuals(as_array(copy), layers, self._skip_unused)
+        result = super().add_residuals(copy, layers)
         buffer.copy_(copy)
         return result
-
-    def end_elsewhere(self, arrived: bool) -> None:
-        self._exchange.end_elsewhere(arrived)
 
     def to_host(self) -> None:
         for layer, residual in self._kept.residuals.items():
@@ -143,9 +125,6 @@ class BySelections:
     def _split(self, buffer: torch.Tensor, layers: list[int]) -> Sequence[torch.Tensor]:
         parts: Sequence[torch.Tensor] = buffer.split([self._elements[layer] for layer in layers])
         return parts
-
-
-Path = InPlace | BySelections
 
 
 class DeviceResiduals:

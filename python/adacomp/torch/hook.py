@@ -31,9 +31,8 @@ class AdaCompState:
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        # Knobs.
         self._config = config or Config()
-        # Internals. For tests: whether to take the path for buckets in the processor's memory, whatever the device is.
+        # For tests: whether to take the path for buckets in the processor's memory, whatever the device is.
         self._in_place: bool | None = None
         self._runtime: Runtime | None = None
         self._to_load: list[Mapping[str, torch.Tensor]] | None = None
@@ -101,7 +100,7 @@ class AdaCompState:
 
     def log_to(self, writer: Any, every: int = 50) -> None:
         """Writes scalars to a TensorBoard ``SummaryWriter`` in each step whose number is a multiple of ``every``."""
-        self._bound().log_to(writer, every)
+        self._bound().writer = (writer, every)
 
     def close(self) -> None:
         """Ends the hook's thread. The model cannot be trained any further after that."""
@@ -152,24 +151,9 @@ def attach(
 
     The options are those of :class:`Config`. Ask what is returned for ``stats()``, and save its ``state_dict()``.
     """
-    state = AdaCompState(
-        Config(
-            mode=mode,
-            strategy=strategy,
-            conv=conv,
-            matrix=matrix,
-            vector=vector,
-            min_elements=min_elements,
-            names=names,
-            soft_threshold=soft_threshold,
-            scale=scale,
-            codec=codec,
-            scaler=scaler,
-            timeout=timeout,
-            threads=threads,
-            local_adam=local_adam,
-        )
-    )
+    # The keywords are the fields of the configuration, by the same names.
+    options = {name: value for name, value in locals().items() if name != "ddp"}
+    state = AdaCompState(Config(**options))
     # First, because it is what may be refused.
     state.bind(ddp)
     try:

@@ -95,15 +95,9 @@ def stats(runtime: Runtime) -> dict[str, Any]:
 
 def introduction(runtime: Runtime) -> str:
     """Returns one line for the log."""
-    config, treatments = runtime.config, runtime.layout.treatments
-    total = sum(runtime.layout.elements)
-    in_bins = sum(elements for elements, treatment in zip(runtime.layout.elements, treatments) if isinstance(treatment, int))
-    return (
-        f"AdaComp is attached: mode {config.mode}, {config.strategy} between {runtime.learners} learners, "
-        f"{sum(isinstance(treatment, int) for treatment in treatments)} of {len(treatments)} parameters "
-        f"({100 * in_bins / max(total, 1):.1f}% of {total:,} elements) are compressed"
-        + (", after each learner's own Adam: the optimiser must be SGD" if runtime.moments else "")
-    )
+    config = runtime.config
+    attached = f"AdaComp is attached: mode {config.mode}, {config.strategy} between {runtime.learners} learners"
+    return "; ".join([attached, *_parameters(runtime)])
 
 
 def summary(runtime: Runtime) -> str:
@@ -125,16 +119,18 @@ def summary(runtime: Runtime) -> str:
 
 def describe(runtime: Runtime) -> str:
     """Returns the same, and which parameters are compressed."""
-    lines = [summary(runtime)]
-    if runtime.moments:
-        lines.append("  local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")
-    groups: dict[str, tuple[int, int]] = {}
+    return "\n  ".join([summary(runtime), *_parameters(runtime)])
+
+
+def _parameters(runtime: Runtime) -> list[str]:
+    """Returns what is sent of the parameters, by treatment."""
+    groups: dict[str, list[int]] = {}
     for elements, treatment in zip(runtime.layout.elements, runtime.layout.treatments):
-        key = f"bins of {treatment}" if isinstance(treatment, int) else treatment
-        parameters, sum_of = groups.get(key, (0, 0))
-        groups[key] = (parameters + 1, sum_of + elements)
-    lines += [f"  {key}: {count} parameters, {elements:,} elements" for key, (count, elements) in sorted(groups.items())]
-    return "\n".join(lines)
+        groups.setdefault(f"bins of {treatment}" if isinstance(treatment, int) else treatment, []).append(elements)
+    lines = [f"{key}: {len(group)} parameters, {sum(group):,} elements" for key, group in sorted(groups.items())]
+    if runtime.moments:
+        lines.insert(0, "local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")
+    return lines
 
 
 def log(runtime: Runtime, writer: Any) -> None:

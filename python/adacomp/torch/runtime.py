@@ -18,7 +18,7 @@ from .._native import Exchange, Layout, kind
 from . import report, saved
 from .auto import Auto
 from .config import Config
-from .device import Path, path_for
+from .device import Path, SelectionPath
 from .moments import Moments
 from .transport import Transport, Worker
 
@@ -60,16 +60,17 @@ class Runtime:
         shapes = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds(ddp.module, named))]
         self.layout = Layout(shapes, **config.policy())
 
-        self.transport = Transport.between(self.group, self.device, config.explicit_timeout())
+        self.transport = Transport(self.group, self.device, config.explicit_timeout())
         self.learners = self.transport.learners
         self._check_agreement("mode", config.mode)
         self._check_agreement("local_adam", config.local_adam)
-        self.exchange = Exchange(self.layout, config.strategy, config.codec, self.transport, config.threads)
-        # Those of the handshake.
-        self.transport.forget_lengths()
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         skip_unused = bool(ddp.find_unused_parameters or ddp.static_graph)
-        self.path: Path = path_for(self.device, self.exchange, self.layout, config.soft_threshold, skip_unused, in_place)
+        self.exchange = Exchange(self.layout, config.strategy, config.codec, self.transport, config.threads, skip_unused)
+        if self.device.type == "cpu" if in_place is None else in_place:
+            self.path = Path(self.exchange)
+        else:
+            self.path = SelectionPath(self.exchange, self.layout, self.device, config.soft_threshold, skip_unused)
         # With `local_adam`: those of this learner's gradient.
         self.moments = Moments(config.local_adam) if config.local_adam else None
 
@@ -87,7 +88,8 @@ class Runtime:
         # Statistics of the last compressed step, where the exchange does not have them any more.
         self._last_layers: dict[str, dict[str, Any]] | None = None
         self._error: BaseException | None = None
-        self._writer: tuple[Any, int] | None = None
+        # Where scalars go, and in every how many steps.
+        self.writer: tuple[Any, int] | None = None
 
     def configure(self, config: Config) -> None:
         """Takes over another mode, from the next step on."""
@@ -110,15 +112,13 @@ class Runtime:
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
         submitted = _Bucket(bucket.buffer(), layers, bucket.is_last(), future, ready)
         self._worker.submit(lambda: self._serve(submitted))
-        return future.then(_unwrap)
+        # DDP finds the exception of a future in what its callback raises only.
+        return future.then(lambda done: done.value())
 
     def layer_statistics(self) -> dict[str, dict[str, Any]]:
         """Returns what each parameter sent in the last compressed step, by name."""
         self._check()
         return self._last_layers or self._worker.call(self.exchange.statistics)
-
-    def log_to(self, writer: Any, every: int) -> None:
-        self._writer = (writer, every)
 
     def state_dict(self, consolidate: bool) -> dict[str, torch.Tensor]:
         self._check()
@@ -153,9 +153,10 @@ class Runtime:
                 return
             self._last_layers = None if compress else self.exchange.statistics()
             self._sent_before, self._dense_bytes = self.transport.sent, 0
-            scaler = self.config.scaler
-            self.path.set_loss_scale(scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0)
-            self._step = Compressed(self.path, self.transport) if compress else Flush(self.path, self.transport)
+            loss_scale = self.config.loss_scale()
+            self.path.set_loss_scale(1.0 if loss_scale is None else loss_scale)
+            self.transport.begin_step()
+            self._step = Compressed(self.path) if compress else Flush(self.path, self.transport)
         except BaseException as error:
             self._fail(error)
             raise
@@ -204,26 +205,25 @@ class Runtime:
         for bucket in buckets:
             # It may be what has failed.
             with contextlib.suppress(RuntimeError):
-                bucket.future.set_result(_Failed(str(error)))
+                bucket.future.set_exception(RuntimeError(f"AdaComp: {error}"))
 
     def _note_dropped(self) -> None:
         self.counts.dropped += 1
-        scaler = self.config.scaler
-        if self.counts.dropped == 1 and not (scaler is not None and scaler.is_enabled()):
+        if self.counts.dropped == 1 and self.config.loss_scale() is None:
             advice = "" if self.moments else "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
             logger.warning(
                 "a gradient is not finite: all learners get NaN, as with plain DDP, and residuals keep what they had. %s", advice
             )
 
     def _log(self) -> None:
-        if self._writer is None or self.counts.steps() % self._writer[1]:
+        if self.writer is None or self.counts.steps() % self.writer[1]:
             return
         try:
-            report.log(self, self._writer[0])
+            report.log(self, self.writer[0])
         except Exception as error:
             # Training matters more.
             logger.warning("no more scalars for TensorBoard: %s", error)
-            self._writer = None
+            self.writer = None
 
     def _on_stream(self, work: Callable[[], T], bucket: _Bucket | None = None) -> T:
         """On a GPU: runs beside the backward pass, and after what the bucket needs."""
@@ -283,12 +283,11 @@ def plain(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Fu
 class Compressed:
     """A step in which what is selected is sent."""
 
-    def __init__(self, path: Path, transport: Transport) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._buckets: list[tuple[torch.Tensor, list[int]]] = []
         # Whether any learner keeps something after the step.
         self.keeps = True
-        transport.begin_step()
 
     def submit(self, buffer: torch.Tensor, layers: list[int]) -> None:
         self._path.submit(buffer, layers)
@@ -310,7 +309,6 @@ class Flush:
         self._path, self._transport = path, transport
         self._sums: list[tuple[dist.Work, torch.Tensor]] = []
         self.keeps = False
-        transport.begin_step()
         path.to_host()
 
     def submit(self, buffer: torch.Tensor, layers: list[int]) -> None:
@@ -343,21 +341,6 @@ def _fill_with_nan(buffers: Iterable[torch.Tensor]) -> None:
     """Writes what plain DDP would give after an overflow on some learner, so that a gradient scaler skips the step."""
     for buffer in buffers:
         buffer.fill_(torch.nan)
-
-
-class _Failed:
-    """Stands for a buffer that there is none of. A future of PyTorch carries values only."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
-def _unwrap(future: torch.futures.Future[Any]) -> torch.Tensor:
-    value = future.value()
-    if isinstance(value, _Failed):
-        raise RuntimeError(f"AdaComp: {value.reason}")
-    assert isinstance(value, torch.Tensor)
-    return value
 
 
 # A model's parameters.

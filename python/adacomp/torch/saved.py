@@ -9,8 +9,6 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from .._native import saved_by
-
 if TYPE_CHECKING:
     from .runtime import Runtime
 
@@ -45,13 +43,18 @@ def save(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
 def load(runtime: Runtime, states: Sequence[Tensors]) -> None:
     parameters = dict(zip(runtime.layout.names, runtime.parameters))
     read = [_read(state, parameters) for state in states]
-    here = (runtime.transport.learner, runtime.learners)
-    own = [states[position] for position, (_, _, text) in enumerate(read) if saved_by(text, position)[:2] == here]
+    here = _saver(runtime.exchange.saved_by(runtime.transport.learner, runtime.learners))
+    own = [state for state, (_, _, text) in zip(states, read) if _saver(text) == here]
     moments = _read_moments(runtime, own or states)
     runtime.exchange.load(read)
     runtime.path.to_device()
     if runtime.moments:
         runtime.moments.kept = moments
+
+
+def _saver(text: str) -> str:
+    """Returns a state's text without the step."""
+    return text.rpartition(", step ")[0]
 
 
 def _read(state: Tensors, parameters: Mapping[str, torch.nn.Parameter]) -> Native:
@@ -122,40 +125,26 @@ def _read_moments(runtime: Runtime, states: Sequence[Tensors]) -> dict[int, tupl
                     raise ValueError(f"{key}{name} is missing in a state, or has another shape than {shape}")
         steps = max(int(state[STEPS + name]) for state in states)
         if steps:
-            first, second = (_mean_of([_flat(state[key + name].cpu(), parameter) for state in states]) for key in (FIRST, SECOND))
+            first, second = (
+                torch.stack([_flat(state[key + name].cpu(), parameter) for state in states]).mean(0) for key in (FIRST, SECOND)
+            )
             moments[number] = (steps, first.to(parameter.device), second.to(parameter.device))
     return moments
 
 
-def _mean_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = tensors[0].reshape(-1).float()
-    for tensor in tensors[1:]:
-        total = total + tensor.reshape(-1)
-    return total / len(tensors)
-
-
 def _shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Returns values in the order in which a parameter is stored, with its shape."""
-    if _fills_memory(parameter):
-        return flat.as_strided(parameter.shape, parameter.stride()).contiguous()
-    return flat.view(parameter.shape)
+    """Returns values that lie as in a bucket, with a parameter's shape."""
+    return flat.as_strided(parameter.shape, _strides(parameter)).contiguous()
 
 
 def _flat(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Does the reverse."""
-    if not _fills_memory(parameter):
-        return values.contiguous()
-    stored = torch.empty_strided(parameter.shape, parameter.stride(), dtype=torch.float32)
-    stored.copy_(values)
+    stored = torch.empty_strided(parameter.shape, _strides(parameter), dtype=torch.float32).copy_(values)
     return stored.as_strided((parameter.numel(),), (1,))
 
 
-def _fills_memory(parameter: torch.Tensor) -> bool:
-    """Returns whether its elements fill a piece of memory, each once, in whatever order: then they do so in buckets too."""
-    by_stride = sorted(zip(parameter.stride(), parameter.shape))
-    expected = 1
-    for stride, size in by_stride:
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Returns how a parameter's elements lie in buckets: as in its memory if they fill a piece of that, otherwise in order."""
+    # PyTorch gives a new tensor the same strides only if they do.
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return strides if strides == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()

@@ -56,20 +56,8 @@ class _Round:
 class Transport:
     """Carries bytes; used by one thread at a time. Rounds are started and finished in the same order on all learners."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        self._group, self.timeout = group, timeout
-        self.learner, self.learners = group.rank(), group.size()
-        # Bytes handed to the process group for other learners.
-        self.sent = 0
-        self._pending: deque[_Round] = deque()
-        # The longest messages of the last times, by position of the round in the step: what is long in one bucket is long there
-        # the next time, too.
-        self._longest: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
-        self._position = 0
-
-    @classmethod
-    def between(cls, group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None = None) -> "Transport":
-        """Makes a transport for the learners of a process group, which all must call.
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None = None) -> None:
+        """Connects the learners of a process group, which all must do.
 
         It has a Gloo group of its own, whatever the other is, so that no order has to be kept with anybody else's collectives;
         messages are in the processor's memory anyway. It is made without ``dist.new_group``: if some processes call that and
@@ -78,21 +66,26 @@ class Transport:
         store = dist.distributed_c10d._get_default_store()
         if store is None or not dist.is_gloo_available():
             raise ValueError("learners find each other by Gloo, which this PyTorch or its process group does not have")
-        timeout = timeout or _timeout_of(group, device)
+        self.learner, self.learners = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout = timeout or _timeout_of(group, device)
         name = [uuid.uuid4().hex]
         dist.broadcast_object_list(name, dist.get_global_rank(group, 0), group, device)
         store = dist.PrefixStore(f"adacomp/{name[0]}", store)
-        own = dist.ProcessGroupGloo(store, dist.get_rank(group), dist.get_world_size(group), timeout)
+        own = dist.ProcessGroupGloo(store, self.learner, self.learners, self.timeout)
         # PyTorch's annotations have a backend without methods, but it has those of a group.
-        return cls(cast(dist.ProcessGroup, own), timeout)
+        self._group = cast(dist.ProcessGroup, own)
+        # Bytes handed to the process group for other learners.
+        self.sent = 0
+        self._pending: deque[_Round] = deque()
+        # The longest messages of the last times, by position of the round in the step: what is long in one bucket is long there
+        # the next time, too.
+        self._longest: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        # Nothing before the first step is of one.
+        self._position = NO_STEP
 
     def start_sum(self, tensor: torch.Tensor) -> dist.Work:
         """Starts to sum a tensor over all learners, in place."""
         return self._group.allreduce([tensor])
-
-    def forget_lengths(self) -> None:
-        """Forgets the lengths of earlier messages: rounds will have others from now on."""
-        self._longest.clear()
 
     def begin_step(self) -> None:
         """Counts the rounds that follow from 0 again."""
@@ -115,22 +108,22 @@ class Transport:
         rows = self._rows(oldest.work, oldest.incoming)
         lengths, longest = rows[:, :HEADER].copy().view("<u4").T
         longest = int(longest.max())
-        fronts = rows[:, HEADER:]
-        parts = [fronts]
+        messages = rows[:, HEADER:]
         if longest > oldest.capacity:
             rows = numpy.zeros((len(oldest.rests), longest - oldest.capacity), numpy.uint8)
             for row, rest in zip(rows, oldest.rests):
                 row[: len(rest)] = numpy.frombuffer(rest, numpy.uint8)
             work, _, incoming = self._move(rows, oldest.all_gather)
-            parts.append(self._rows(work, incoming))
+            messages = numpy.concatenate([messages, self._rows(work, incoming)], axis=1)
         self._longest[oldest.position].append(longest)
-        messages = numpy.concatenate(parts, axis=1) if len(parts) > 1 else fronts
         return [row[:length] for row, length in zip(messages, lengths)]
 
     def _start(self, messages: Sequence[bytes], all_gather: bool, position: int | None = None) -> None:
         if position is None:
             position, self._position = self._position, self._position + 1
-        capacity = _capacity(max(self._longest[position], default=0))
+        # A little more than the longest message of the last times.
+        expected = max(self._longest[position], default=0)
+        capacity = expected + expected // 32
         longest = max(len(message) for message in messages)
         if longest >= 2**32:
             raise ValueError("a bucket's message of 4 GiB or more; use a smaller bucket_cap_mb")
@@ -166,11 +159,6 @@ class Transport:
             raise RuntimeError(f"{error} (a learner has died, hangs, or is slower than {self.timeout})") from None
         if done is False:
             raise RuntimeError(f"no answer within {self.timeout}: a learner has died, hangs, or is slower")
-
-
-def _capacity(longest: int) -> int:
-    """Returns a little more than the longest message."""
-    return longest + longest // 32
 
 
 def _timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
