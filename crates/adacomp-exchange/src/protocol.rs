@@ -88,9 +88,8 @@ impl Learner {
         owner.rollback();
         for changed in self.owner_before.chunk_by(|one, other| one.0 == other.0) {
             let layer = changed[0].0 as usize;
-            let mut residual = owner.residual(layer).unwrap_or_default().to_vec();
+            let residual = owner.residual_mut(layer);
             changed.iter().for_each(|&(_, index, value)| residual[index as usize] = value);
-            owner.set_residual(layer, &residual);
         }
         self.owner_before.clear();
     }

@@ -101,30 +101,24 @@ struct Part<'a> {
     /// The index in the tensor of the part's first element.
     first: usize,
     residual: &'a mut [f32],
-    gradient: Gradient<'a>,
-    unsubtracted: Sparse<'a>,
     maxima: &'a mut [f32],
+    /// Of the tensor.
+    gradient: Gradient<'a>,
+    /// Of the tensor, from `first` on.
+    unsubtracted: Sparse<'a>,
 }
 
-impl<'a> Part<'a> {
+impl Part<'_> {
     /// Splits after this number of bins.
     fn split(self, bins: usize, bin: usize) -> (Self, Self) {
         let middle = self.residual.len().min(bins * bin);
         let (residual, residual_after) = self.residual.split_at_mut(middle);
-        let (gradient, gradient_after) = self.gradient.split_at(middle);
         let (maxima, maxima_after) = self.maxima.split_at_mut(bins.min(self.maxima.len()));
-        let end = self.first + middle;
-        let (unsubtracted, unsubtracted_after) =
-            (self.unsubtracted.within(0..end), self.unsubtracted.within(end..usize::MAX));
+        let first = self.first + middle;
+        let unsubtracted = self.unsubtracted.within(first..usize::MAX);
         (
-            Self { first: self.first, residual, gradient, unsubtracted, maxima },
-            Self {
-                first: self.first + middle,
-                residual: residual_after,
-                gradient: gradient_after,
-                unsubtracted: unsubtracted_after,
-                maxima: maxima_after,
-            },
+            Self { residual, maxima, ..self },
+            Self { first, residual: residual_after, maxima: maxima_after, unsubtracted, ..self },
         )
     }
 
@@ -153,7 +147,7 @@ impl<'a> Part<'a> {
         for start in (0..elements).step_by(block) {
             let end = elements.min(start + block);
             self.subtract_below(elements.min(end + block));
-            let gradient = self.gradient.read(start..end, rule.factor, converted);
+            let gradient = self.gradient.read(self.first + start..self.first + end, rule.factor, converted);
             let full = (end - start) / rule.bin * rule.bin;
             let first_bin = start / rule.bin;
             let last_bin = first_bin + full / rule.bin;
@@ -197,14 +191,14 @@ pub enum Scale {
     /// Their mean: AdaComp.
     #[default]
     Mean,
-    /// The mean, but none of them counts for more than [`Scale::MOST`] times their median. So one gradient that is far too
+    /// The mean, but none of them counts for more than ten times their median. So one gradient that is far too
     /// large does not inflate the scale of its layer. Where none is that large it equals the mean to the bit.
     Clamped,
 }
 
 impl Scale {
     /// The most that a maximum counts for, in medians of those that are not 0.
-    pub const MOST: f32 = 10.0;
+    const MOST: f32 = 10.0;
 
     /// Returns the scale, and the number of bins that are not finite.
     pub(crate) fn of(self, maxima: &[f32], scratch: &mut Vec<f32>) -> (f32, usize) {

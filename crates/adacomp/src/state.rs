@@ -15,32 +15,19 @@ const FORMAT: &str = "residuals 1";
 /// Residuals that cannot be saved or loaded. The compressor is unchanged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum StateError {
     /// A step is open, so it is not known yet what was sent.
     #[error("a step is open; commit or drop it before saving or loading")]
     Open,
     /// Not a readable safetensors file.
     #[error("state of learner {learner}: {source}")]
-    File {
-        /// The position at which it was given.
-        learner: usize,
-        /// What safetensors says.
-        source: safetensors::SafeTensorError,
-    },
+    File { learner: usize, source: safetensors::SafeTensorError },
     /// Safetensors, but not written by [`crate::Compressor::save`], or of other learners than given.
     #[error(
         "state {position}: `{key}` is {actual:?}, expected {expected:?}; give all saved states in learner order"
     )]
-    Metadata {
-        /// The position at which it was given.
-        position: usize,
-        /// The metadata key.
-        key: &'static str,
-        /// What it should be.
-        expected: String,
-        /// What it is.
-        actual: Option<String>,
-    },
+    Metadata { position: usize, key: &'static str, expected: String, actual: Option<String> },
     /// Other parameters than the model's.
     #[error(
         "saved residuals do not fit the model: missing {}; extra {}; reshaped {}",
@@ -48,41 +35,19 @@ pub enum StateError {
         list(extra),
         list(reshaped)
     )]
-    Parameters {
-        /// Compressed parameters of the model that are not in the file.
-        missing: Vec<String>,
-        /// Parameters in the file that the model does not compress.
-        extra: Vec<String>,
-        /// Parameters with another shape or type, as `name: saved -> expected`.
-        reshaped: Vec<String>,
-    },
+    Parameters { missing: Vec<String>, extra: Vec<String>, reshaped: Vec<String> },
     /// A saved residual that is NaN or infinite.
     #[error("state of learner {learner}: the residual of `{parameter}` is not finite")]
-    NonFinite {
-        /// The learner.
-        learner: usize,
-        /// The parameter.
-        parameter: String,
-    },
+    NonFinite { learner: usize, parameter: String },
     /// No state.
     #[error("no saved state given")]
     Empty,
     /// Only some of the states have residuals of owners.
     #[error("{with} of {of} saved states have what their learners keep as owners; give all or none")]
-    Owners {
-        /// The number of states that have them.
-        with: usize,
-        /// The number of states.
-        of: usize,
-    },
+    Owners { with: usize, of: usize },
     /// A learner number that is not below the number of learners.
     #[error("learner {learner} of {learners}: learners are numbered from 0")]
-    Learner {
-        /// The learner.
-        learner: usize,
-        /// The number of learners.
-        learners: usize,
-    },
+    Learner { learner: usize, learners: usize },
 }
 
 /// Who saved a state, and before which step.

@@ -8,12 +8,12 @@ mod decode;
 mod paper;
 pub(crate) mod rice;
 
-pub(crate) use decode::{Adder, Expected};
+pub(crate) use decode::Adder;
 pub use decode::{Form, Frame, Section, outline};
 
 use crate::error::{DecodeError, UnknownName};
 use crate::packet::{Packet, Sparse};
-use crate::policy::{Layout, MAX_BIN, Treatment};
+use crate::policy::{Layout, Treatment};
 use half::f16;
 use std::fmt;
 use std::str::FromStr;
@@ -195,9 +195,7 @@ impl<'a> FrameWriter<'a> {
                     self.out.extend_from_slice(&values[1].to_le_bytes());
                 }
                 match self.codec {
-                    Codec::Paper => {
-                        paper::encode(selected, Cut::of(layer.treatment, layer.elements()), self.out)
-                    }
+                    Codec::Paper => paper::encode(selected, paper::bin(layer.treatment), self.out),
                     Codec::Rice => rice::encode(selected, self.out),
                 }
                 Form::Selected as u8
@@ -211,25 +209,6 @@ impl<'a> FrameWriter<'a> {
         self.out[sections_at..Header::LENGTH].copy_from_slice(&self.sections.to_le_bytes());
         let checksum = crc32fast::hash(self.out);
         self.out.extend_from_slice(&checksum.to_le_bytes());
-    }
-}
-
-/// How selected elements are cut for the paper's codec.
-#[derive(Debug, Clone, Copy)]
-struct Cut {
-    /// Elements of the layer.
-    elements: usize,
-    /// Elements of a bin: top-k has no bins of its own and uses the largest.
-    bin: usize,
-}
-
-impl Cut {
-    fn of(treatment: Treatment, elements: usize) -> Self {
-        let bin = match treatment {
-            Treatment::Bins(bin) => bin,
-            _ => MAX_BIN,
-        };
-        Self { elements, bin: bin as usize }
     }
 }
 

@@ -98,7 +98,10 @@ pub fn decode_range(
     let count = read_varint(bytes, "a count")? as usize;
     let parameter = usual_parameter(count, range.len());
     let mut codes = Codes::new(bytes, count, parameter, range, layer)?;
-    codes.append_to(selected)?;
+    let start = selected.len();
+    make_room(selected, count);
+    selected.resize(start + count, Selected::default());
+    codes.read(&mut selected[start..])?;
     *bytes = codes.bits.after().ok_or(DecodeError::Trailing { part: "selected elements", count: 0 })?;
     Ok(())
 }
@@ -148,14 +151,6 @@ impl<'a> Codes<'a> {
         }
         let (next, end) = (range.start as u64, range.end);
         Ok(Self { bits: BitReader::new(bytes), parameter, left: count, next, end, layer })
-    }
-
-    /// Appends all that are left to `selected`.
-    pub(super) fn append_to(&mut self, selected: &mut Vec<Selected>) -> Result<(), DecodeError> {
-        let start = selected.len();
-        make_room(selected, self.left);
-        selected.resize(start + self.left, Selected::default());
-        self.read(&mut selected[start..]).map(|_| ())
     }
 
     /// Reads the next elements, as many as there are or as `some` has room for, and returns their number.
