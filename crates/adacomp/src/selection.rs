@@ -73,8 +73,22 @@ impl Scratch {
         // `selected` reads all of them, also those that this layer does not need.
         self.workers.iter_mut().for_each(|worker| worker.selected.clear());
         self.maxima.resize(bins, 0.0);
-        let all = Part { first: 0, residual, gradient, unsubtracted, maxima: &mut self.maxima };
-        all.select_on_threads(rule, bins.div_ceil(threads), &mut self.workers[..threads]);
+        let bins_each = bins.div_ceil(threads).max(1);
+        let parts = residual.chunks_mut(bins_each * rule.bin).zip(self.maxima.chunks_mut(bins_each));
+        let parts = parts.enumerate().map(|(number, (residual, maxima))| {
+            let first = number * bins_each * rule.bin;
+            let unsubtracted = unsubtracted.within(first..usize::MAX);
+            Part { first, residual, maxima, gradient, unsubtracted }
+        });
+        let work = parts.zip(&mut self.workers);
+        if threads == 1 {
+            return work.for_each(|(part, worker)| part.select(rule, worker));
+        }
+        std::thread::scope(|scope| {
+            for (part, worker) in work {
+                scope.spawn(move || part.select(rule, worker));
+            }
+        });
     }
 
     /// Returns what was selected, in order, one slice for each thread.
@@ -109,34 +123,6 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Splits after this number of bins.
-    fn split(self, bins: usize, bin: usize) -> (Self, Self) {
-        let middle = self.residual.len().min(bins * bin);
-        let (residual, residual_after) = self.residual.split_at_mut(middle);
-        let (maxima, maxima_after) = self.maxima.split_at_mut(bins.min(self.maxima.len()));
-        let first = self.first + middle;
-        let unsubtracted = self.unsubtracted.within(first..usize::MAX);
-        (
-            Self { residual, maxima, ..self },
-            Self { first, residual: residual_after, maxima: maxima_after, unsubtracted, ..self },
-        )
-    }
-
-    /// Gives each worker `bins` bins and a selection of its own. A single worker runs on this thread.
-    fn select_on_threads(self, rule: Rule, bins: usize, workers: &mut [Worker]) {
-        if let [worker] = workers {
-            return self.select(rule, worker);
-        }
-        let mut rest = self;
-        std::thread::scope(|scope| {
-            for worker in workers {
-                let part;
-                (part, rest) = rest.split(bins, rule.bin);
-                scope.spawn(move || part.select(rule, worker));
-            }
-        });
-    }
-
     /// Subtracts and selects, block by block. Subtraction goes a block ahead: its stores then do not hold up the kernel's
     /// loads, and it brings memory that the kernel needs next into the cache.
     fn select(mut self, rule: Rule, worker: &mut Worker) {

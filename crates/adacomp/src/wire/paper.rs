@@ -5,6 +5,7 @@
 //! last index of a bin is always its bin's last value, that index *without* the last bit is free to mean bins without
 //! values: with sign 0 one such bin, with sign 1 as many as the next word says, plus 1.
 
+use super::bits::TRUNCATED;
 use crate::error::DecodeError;
 use crate::packet::Selected;
 use crate::policy::{MAX_BIN, Treatment};
@@ -148,5 +149,3 @@ impl<'a> Words<'a> {
         if self.lowest != 0 || self.passed != 0 { Err(TRUNCATED) } else { Ok(None) }
     }
 }
-
-const TRUNCATED: DecodeError = DecodeError::Truncated { part: "selected elements" };

@@ -4,7 +4,7 @@
 //! before, `g = index - previous - 1` (the first counts from -1), as `g >> k` zeros and a one, the sign (1 is negative),
 //! and the lowest `k` bits of `g`.
 
-use super::bits::{AT_HAND, BitReader, BitWriter, read_varint, write_varint};
+use super::bits::{AT_HAND, BitReader, BitWriter, TRUNCATED, read_varint, write_varint};
 use crate::error::DecodeError;
 use crate::packet::{Selected, make_room};
 use std::ops::Range;
@@ -173,16 +173,16 @@ impl<'a> Codes<'a> {
         }
         self.left -= count;
         if self.bits.past_end() {
-            return Err(DecodeError::Truncated { part: "selected elements" });
+            return Err(TRUNCATED);
         }
         Ok(count)
     }
 
     /// Checks that nothing follows the last element, once it was read.
     pub(super) fn end(&self) -> Result<(), DecodeError> {
-        match self.bits.only_filling_left() {
-            true => Ok(()),
-            false => Err(DecodeError::Trailing { part: "selected elements", count: self.bits.bytes_left() }),
+        match self.bits.after() {
+            Some([]) => Ok(()),
+            _ => Err(DecodeError::Trailing { part: "selected elements", count: self.bits.bytes_left() }),
         }
     }
 }
@@ -208,7 +208,7 @@ fn short_codes(
             break;
         }
         for element in some {
-            let word = reader.at_hand();
+            let word = reader.word;
             let zeros = word.trailing_zeros();
             let length = zeros + 2 + parameter;
             let behind = word >> (zeros & 63) >> 1;
