@@ -38,6 +38,13 @@ struct LayerState {
     statistics: LayerStatistics,
 }
 
+impl LayerState {
+    /// Returns whether its gradient in the open step is not finite.
+    fn is_bad(&self) -> bool {
+        self.compressed && self.statistics.bad_bins > 0
+    }
+}
+
 /// How much of the gradient a step sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sending {
@@ -190,7 +197,7 @@ impl Compressor {
             (treatment, _) => {
                 let values = &mut state.dense;
                 values.clear();
-                values.extend_from_slice(gradient.read(0..gradient.len(), factor, scratch.converted()));
+                values.extend_from_slice(gradient.read(0..gradient.len(), factor, &mut scratch.converted));
                 if treatment == Treatment::Half {
                     values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
                 }
@@ -310,7 +317,7 @@ impl Compressor {
     /// Returns whether every gradient of the open step so far is finite. If not, the frame says so in place of the
     /// gradients, and all learners roll the step back.
     pub fn is_finite(&self) -> bool {
-        self.layers.iter().all(|layer| !layer.compressed || layer.statistics.bad_bins == 0)
+        !self.layers.iter().any(LayerState::is_bad)
     }
 
     /// Ends a step that every learner has: what was sent leaves the residual. Layers that were not compressed in it keep
@@ -319,9 +326,9 @@ impl Compressor {
         if !self.open {
             return Err(CompressError::NotOpen);
         }
-        if !self.is_finite() {
-            let bad = (0..self.layers.len()).filter(|number| self.layers[*number].statistics.bad_bins > 0);
-            let parameters = bad.map(|number| self.layout[number].name().to_owned()).collect();
+        let bad = self.layout.layers().iter().zip(&self.layers).filter(|(_, state)| state.is_bad());
+        let parameters: Vec<_> = bad.map(|(layer, _)| layer.name().to_owned()).collect();
+        if !parameters.is_empty() {
             return Err(CompressError::NonFinite { parameters });
         }
         self.close(Residual::commit);
@@ -382,7 +389,7 @@ impl Compressor {
             return Err(CompressError::Learner { learner });
         }
         self.check_compressed(layers)?;
-        let non_finite = layers.iter().any(|&layer| self.layers[layer].statistics.bad_bins > 0);
+        let non_finite = layers.iter().any(|&layer| self.layers[layer].is_bad());
         let fingerprint = self.layout.fingerprint();
         let header = Header { codec, non_finite, fingerprint, step, learner };
         let mut writer = FrameWriter::new(&header, &self.layout, frame);

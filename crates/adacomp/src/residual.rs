@@ -73,7 +73,7 @@ impl Residual {
         debug_assert_eq!(self.pending, Pending::Nothing);
         self.subtract();
         self.pending = Pending::Selection;
-        let gradient = gradient.read(0..self.values.len(), factor, scratch.converted());
+        let gradient = gradient.read(0..self.values.len(), factor, &mut scratch.converted);
         if !self.values.iter().zip(gradient).all(|(r, dw)| (r + dw).is_finite()) {
             return 1;
         }

@@ -33,6 +33,8 @@ pub(crate) struct Rule {
 /// Buffers that layers share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scratch {
+    /// Gradients in f32.
+    pub(crate) converted: Vec<f32>,
     pub(crate) maxima: Vec<f32>,
     pub(crate) sorted: Vec<f32>,
     pub(crate) magnitudes: Vec<u32>,
@@ -50,14 +52,6 @@ struct Worker {
 }
 
 impl Scratch {
-    /// Makes sure that there are at least `count` workers, and returns all.
-    fn make_workers(&mut self, count: usize) -> &mut [Worker] {
-        if self.workers.len() < count {
-            self.workers.resize_with(count, Worker::default);
-        }
-        &mut self.workers
-    }
-
     /// Subtracts from a residual what is unsubtracted, adds a gradient and selects by bins. The selection and the bin maxima
     /// stay here until the next call.
     pub(crate) fn select(
@@ -69,7 +63,7 @@ impl Scratch {
     ) {
         let (elements, bins) = (residual.len(), residual.len().div_ceil(rule.bin));
         let threads = rule.threads.min(elements / WORTH_A_THREAD).clamp(1, bins.max(1));
-        self.make_workers(threads);
+        self.workers.resize_with(threads.max(self.workers.len()), Worker::default);
         // `selected` reads all of them, also those that this layer does not need.
         self.workers.iter_mut().for_each(|worker| worker.selected.clear());
         self.maxima.resize(bins, 0.0);
@@ -94,11 +88,6 @@ impl Scratch {
     /// Returns what was selected, in order, one slice for each thread.
     pub(crate) fn selected(&self) -> impl Iterator<Item = &[Selected]> + Clone {
         self.workers.iter().map(|worker| worker.selected.as_slice())
-    }
-
-    /// Returns a buffer for converted gradients.
-    pub(crate) fn converted(&mut self) -> &mut Vec<f32> {
-        &mut self.make_workers(1)[0].converted
     }
 
     /// Ends the step, and frees memory that only longer steps needed.

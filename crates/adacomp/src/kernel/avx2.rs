@@ -128,7 +128,8 @@ fn large<const PLAIN: bool>(cursor: &mut Cursor<'_>) {
                     let word = at;
                     let mut hits = 0;
                     while at < tail {
-                        hits |= u64::from(select_8::<PLAIN>(cursor, at, peak)) << (at - word);
+                        let below = select_8::<PLAIN>(cursor, at, peak);
+                        hits |= u64::from(!_mm256_movemask_ps(below) as u8) << (at - word);
                         at += LANES;
                     }
                     let below = below::<PLAIN>(cursor.extra, tail_g, tail_gradient, peak);
@@ -165,18 +166,18 @@ fn below<const PLAIN: bool>(extra: f32, g: __m256, gradient: __m256, peak: __m25
     _mm256_castsi256_ps(_mm256_cmpgt_epi32(peak, magnitude(_mm256_add_ps(g, soft))))
 }
 
-/// Stores `G` of one vector and returns the bits of elements that reach the threshold.
+/// Stores `G` of one vector and returns the lanes, as sign bits, that are below the threshold.
 ///
 /// # Safety
 /// The vector must be inside the bin.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-unsafe fn select_8<const PLAIN: bool>(cursor: &Cursor<'_>, at: usize, peak: __m256i) -> u8 {
+unsafe fn select_8<const PLAIN: bool>(cursor: &Cursor<'_>, at: usize, peak: __m256i) -> __m256 {
     // SAFETY: by the same contract.
     unsafe {
         let (g, gradient) = load(cursor, at);
         _mm256_storeu_ps(cursor.residual.add(at), g);
-        !_mm256_movemask_ps(below::<PLAIN>(cursor.extra, g, gradient, peak)) as u8
+        below::<PLAIN>(cursor.extra, g, gradient, peak)
     }
 }
 
@@ -191,13 +192,8 @@ unsafe fn select_32<const PLAIN: bool>(cursor: &Cursor<'_>, at: usize, peak: __m
     cursor.prefetch(at + 16);
     let mut lanes = [_mm256_setzero_si256(); 4];
     for (vector, lanes) in lanes.iter_mut().enumerate() {
-        let at = at + vector * LANES;
         // SAFETY: by the contract above.
-        unsafe {
-            let (g, gradient) = load(cursor, at);
-            _mm256_storeu_ps(cursor.residual.add(at), g);
-            *lanes = _mm256_castps_si256(below::<PLAIN>(cursor.extra, g, gradient, peak));
-        }
+        *lanes = unsafe { _mm256_castps_si256(select_8::<PLAIN>(cursor, at + vector * LANES, peak)) };
     }
     // Packing works within 128-bit halves; the permutation puts the bytes in order.
     let [a, b, c, d] = lanes;

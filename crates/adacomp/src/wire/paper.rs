@@ -37,10 +37,15 @@ impl Width {
     }
 
     fn write(self, word: usize, out: &mut Vec<u8>) {
-        out.extend_from_slice(&word.to_le_bytes()[..self.bytes]);
+        match self.bytes {
+            1 => out.push(word as u8),
+            _ => out.extend_from_slice(&(word as u16).to_le_bytes()),
+        }
     }
 }
 
+// Inlined it would slow down the other codec, which has the same caller.
+#[inline(never)]
 pub(super) fn encode(selected: &[Selected], bin_size: usize, out: &mut Vec<u8>) {
     let width = Width::of(bin_size);
     let mut next_bin = 0;
@@ -110,7 +115,10 @@ impl<'a> Words<'a> {
     fn word(&mut self) -> Option<usize> {
         let (word, rest) = self.bytes.split_at_checked(self.width.bytes)?;
         self.bytes = rest;
-        Some(word.iter().rev().fold(0, |word, byte| word << 8 | usize::from(*byte)))
+        Some(match word {
+            &[low, high] => usize::from(u16::from_le_bytes([low, high])),
+            _ => usize::from(word[0]),
+        })
     }
 
     /// Reads the next element. After the last it checks that the words end where they may.
