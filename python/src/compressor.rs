@@ -72,8 +72,8 @@ impl Compressor {
     /// Returns what each parameter sent in the last step: a dict for each name.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        for (layer, statistics) in self.0.layout().layers().iter().zip(self.0.statistics()) {
-            all.set_item(layer.name(), layer_statistics(py, &statistics)?)?;
+        for (number, layer) in self.0.layout().layers().iter().enumerate() {
+            all.set_item(layer.name(), layer_statistics(py, &self.0.layer_statistics(number))?)?;
         }
         Ok(all)
     }

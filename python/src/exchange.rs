@@ -199,7 +199,7 @@ impl Exchange {
         {
             return Err(refused("a step is open, or the parameter has no residual of this length"));
         }
-        compressor.set_residual(layer, &values);
+        compressor.residual_mut(layer).copy_from_slice(&values);
         Ok(())
     }
 

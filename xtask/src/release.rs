@@ -35,7 +35,7 @@ pub(crate) fn bench(job: &Job, quick: bool) -> Result<()> {
         ("adacomp", "wire", &["codec", "density", "bytes", "floor_bytes", "ratio_to_floor"]),
         ("adacomp-exchange", "traffic", &["strategy", "learners", "bytes_sent", "bytes_received"]),
     ] {
-        let options = ["bench", "--locked", "-p", package, "--bench", bench, "--", "--json"];
+        let options = ["bench", "--locked", "-p", package, "--bench", bench, "--"];
         let text = job.output(job.cargo_now().args(options).args(quick.then_some("--quick")))?;
         let lines: Vec<_> = text.lines().filter(|line| line.starts_with('{')).collect();
         let complete = |line: &str| keys.iter().all(|key| line.contains(&format!("\"{key}\": ")));

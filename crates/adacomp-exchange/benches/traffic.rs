@@ -1,7 +1,7 @@
 //! Bytes that a learner sends and receives in a step, by strategy and number of learners, on a layer of a million elements
 //! with bins of 500; and the time that messages take, as a multiple of `R += dW`.
 //!
-//! `cargo bench -p adacomp-exchange --bench traffic -- --json`.
+//! `cargo bench -p adacomp-exchange --bench traffic` prints JSON lines.
 
 #[path = "../../adacomp/benches/common/mod.rs"]
 mod common;
@@ -9,7 +9,7 @@ mod common;
 use adacomp::{Outcome, Parameter, Policy};
 use adacomp_exchange::internal::Protocol;
 use adacomp_exchange::{Messages, Strategy};
-use common::{Gradients, flag, median, number, print, text, time};
+use common::{Gradients, flag, median, time};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -64,10 +64,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
             decode += time(|| protocols[0].incoming(0, round, &incoming[0]).expect("all messages"));
         }
         let verdicts: Vec<_> = protocols.iter_mut().flat_map(Protocol::verdict).map(Arc::new).collect();
-        let statistics = |protocol: &mut Protocol| {
-            protocol.compressor(0).and_then(|compressor| compressor.statistics().next())
-        };
-        let scale = statistics(&mut protocols[0]).map_or(0.0, |layer| layer.scale);
+        let scale = protocols[0].compressor(0).map_or(0.0, |compressor| compressor.layer_statistics(0).scale);
         for (number, (protocol, output)) in protocols.iter_mut().zip(&mut outputs).enumerate().rev() {
             let seconds = time(|| {
                 let outcome = protocol.conclude(&verdicts, &mut [output]).expect("a good step");
@@ -92,19 +89,15 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
         }
     }
     let each = (steps * learners) as u64;
-    let limit = median(&mut limits);
-    let mut fields = vec![
-        ("strategy", text(&strategy.to_string())),
-        ("learners", learners.to_string()),
-        ("bytes_sent", (sent / each).to_string()),
-        ("bytes_received", (received / each).to_string()),
-        ("encode_ratio_to_limit", number(median(&mut encodes) / limit, 2)),
-        ("decode_ratio_to_limit", number(median(&mut decodes) / limit, 2)),
-    ];
-    if strategy == Strategy::Reduce {
-        fields.push(("sums_ratio_to_entropy", number(coded as f64 / (entropy / 8.0), 3)));
-    }
-    print(&fields);
+    let (sent, received, limit) = (sent / each, received / each, median(limits));
+    let (encode, decode) = (median(encodes) / limit, median(decodes) / limit);
+    let sums = match strategy {
+        Strategy::Reduce => format!(r#", "sums_ratio_to_entropy": {:.3}"#, coded as f64 / (entropy / 8.0)),
+        _ => String::new(),
+    };
+    println!(
+        r#"{{"strategy": "{strategy}", "learners": {learners}, "bytes_sent": {sent}, "bytes_received": {received}, "encode_ratio_to_limit": {encode:.2}, "decode_ratio_to_limit": {decode:.2}{sums}}}"#
+    );
 }
 
 /// What comes to each of two protocols, of which the first hosts one learner.

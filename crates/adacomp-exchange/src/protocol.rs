@@ -87,9 +87,8 @@ impl Learner {
         let Some(owner) = &mut self.owner else { return };
         owner.rollback();
         for (layer, changed) in self.owner_before.drain(..) {
-            let mut residual = owner.residual(layer).unwrap_or_default().to_vec();
+            let residual = owner.residual_mut(layer);
             changed.into_iter().for_each(|(index, value)| residual[index as usize] = value);
-            owner.set_residual(layer, &residual);
         }
     }
 }

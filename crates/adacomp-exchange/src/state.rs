@@ -28,8 +28,8 @@ pub(crate) fn owner_layout(layout: &Layout, options: Options, owner: usize, lear
         };
         Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment }
     });
-    let shares = Layout::new(layers.collect(), layout.soft_threshold());
-    shares.expect("shares of valid layers are valid layers").with_scale(layout.scale())
+    let shares = Layout::new(layers.collect(), layout.soft_threshold(), layout.scale());
+    shares.expect("shares of valid layers are valid layers")
 }
 
 impl Protocol {
@@ -65,7 +65,8 @@ impl Protocol {
             let mut compressor = learner.compressor.clone();
             compressor.load(&residuals, learner.number, learners)?;
             for (layer, start, values) in &kept_by_owners {
-                compressor.add_to_residual(*layer, *start, values);
+                let residual = &mut compressor.residual_mut(*layer)[*start..*start + values.len()];
+                residual.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
             }
             let mut owner = learner.owner.as_ref().map(Compressor::emptied);
             if let Some(owner) = owner.as_mut().filter(|_| owners_stay && !owners.is_empty()) {

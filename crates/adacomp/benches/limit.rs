@@ -1,15 +1,12 @@
 //! Compression against the physical limit: how much longer than `R += dW`, which moves the same bytes.
 //!
-//! `cargo bench -p adacomp --bench limit -- --json [--quick]`. Every ratio is of medians, the two sides timed in turn in
-//! the same run; gradients are fresh in each step.
+//! `cargo bench -p adacomp --bench limit [-- --quick]` prints JSON lines. Every ratio is of medians, the two sides timed in
+//! turn in the same run; gradients are fresh in each step.
 
 mod common;
 
-use adacomp::{
-    Averager, Codec, Compressor, FrameWriter, Header, Kernel, Layout, Outcome, Packet, Parameter, Policy,
-    Selected, Sending, Sparse, Treatment,
-};
-use common::{Gradients, Random, flag, median, number, print, text, time};
+use adacomp::{Averager, Codec, Compressor, FrameWriter, Header, Kernel, Outcome, Packet, Sending, Sparse};
+use common::{Gradients, Random, flag, layout, median, time};
 use std::hint::black_box;
 
 /// Steps that bring the residual into its steady state.
@@ -31,11 +28,6 @@ fn main() {
     }
 }
 
-fn layout(length: usize, bin: u32) -> Layout {
-    let policy = Policy::adacomp().for_name("*", Treatment::Bins(bin));
-    policy.layout([Parameter::new("weight", &[length])]).expect("a valid layout")
-}
-
 #[inline(never)]
 fn limit(residual: &mut [f32], gradient: &[f32]) {
     residual.iter_mut().zip(gradient).for_each(|(r, dw)| *r += dw);
@@ -43,62 +35,44 @@ fn limit(residual: &mut [f32], gradient: &[f32]) {
 
 fn compress(kernel: Kernel, bin: u32, length: usize, rounds: usize, gradients: &mut Gradients) {
     let mut compressor = Compressor::new(layout(length, bin)).with_kernel(kernel);
-    let mut residual = vec![0.0; length];
-    let mut gradient = vec![0.0; length];
-    let (mut limits, mut times, mut selected) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut residual, mut gradient) = (vec![0.0; length], vec![0.0; length]);
+    let mut samples = Vec::new();
     for round in 0..WARM_UP + rounds {
         gradients.fill(&mut gradient);
-        let mut measure_limit = || time(|| limit(black_box(&mut residual), black_box(&gradient)));
-        let mut measure = || {
+        let mut limit = || time(|| limit(black_box(&mut residual), black_box(&gradient)));
+        let mut compress = || {
             time(|| {
-                compressor
-                    .compress_layer(0, gradient.as_slice().into(), Sending::Compressed)
-                    .expect("a valid gradient");
+                let gradient = gradient.as_slice().into();
+                compressor.compress_layer(0, gradient, Sending::Compressed).expect("a valid gradient");
                 compressor.commit().expect("a finite gradient");
             })
         };
         // Whoever comes second finds the gradient in a nearer cache, so they take turns.
         let (limit, time) = if round % 2 == 0 {
-            let limit = measure_limit();
-            (limit, measure())
+            let limit = limit();
+            (limit, compress())
         } else {
-            let time = measure();
-            (measure_limit(), time)
+            let time = compress();
+            (limit(), time)
         };
-        if round >= WARM_UP {
-            limits.push(limit);
-            times.push(time);
-            selected.push(compressor.statistics().map(|layer| layer.selected).sum::<usize>() as f64);
-        }
+        samples.push([limit, time, compressor.layer_statistics(0).selected as f64]);
     }
-    report("compress", &kernel.to_string(), bin, length, &mut limits, &mut times, &mut selected);
+    report("compress", &kernel.to_string(), bin, length, &samples[WARM_UP..]);
 }
 
 /// Encoding, and averaging as learners do, at 1% density.
 fn wire(bin: u32, length: usize, rounds: usize) {
     let layout = layout(length, bin);
     let mut random = Random::new(3);
-    let mut residual = vec![0.0; length];
-    let gradient = vec![1.0; length];
+    let (mut residual, gradient) = (vec![0.0; length], vec![1.0; length]);
     let mut output = vec![0.0; length];
     let (mut bytes, mut averager) = (Vec::new(), Averager::new(layout.clone()));
-    let (mut limits, mut encodes, mut averages, mut counts) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for round in 0..WARM_UP + rounds {
-        let selected: Vec<_> = (0..length as u32)
-            .filter_map(|index| {
-                let word = random.next();
-                (word >> 40 < (1 << 24) / 100).then(|| Selected::new(index, word & 1 == 1))
-            })
-            .collect();
+    let (mut encodes, mut averages) = (Vec::new(), Vec::new());
+    for step in 0..(WARM_UP + rounds) as u64 {
+        let selected = random.selection(length, 0.01);
         let packet = Packet::Sparse(Sparse { values: [0.5, -0.5], selected: &selected });
-        let header = Header {
-            codec: Codec::Rice,
-            non_finite: false,
-            fingerprint: layout.fingerprint(),
-            step: round as u64,
-            learner: 0,
-        };
+        let fingerprint = layout.fingerprint();
+        let header = Header { codec: Codec::Rice, non_finite: false, fingerprint, step, learner: 0 };
         let limit = time(|| limit(black_box(&mut residual), black_box(&gradient)));
         let encode = time(|| {
             let mut writer = FrameWriter::new(&header, &layout, &mut bytes);
@@ -106,39 +80,22 @@ fn wire(bin: u32, length: usize, rounds: usize) {
             writer.finish();
         });
         let average = time(|| {
-            let frames = [black_box(&bytes)];
-            let outcome = averager.average(round as u64, &frames, &mut [&mut output]);
+            let outcome = averager.average(step, &[black_box(&bytes)], &mut [&mut output]);
             assert_eq!(outcome, Ok(Outcome::Averaged));
         });
-        if round >= WARM_UP {
-            limits.push(limit);
-            encodes.push(encode);
-            averages.push(average);
-            counts.push(selected.len() as f64);
-        }
+        encodes.push([limit, encode, selected.len() as f64]);
+        averages.push([limit, average, selected.len() as f64]);
     }
-    report("encode", "scalar", bin, length, &mut limits, &mut encodes, &mut counts);
-    report("average", "scalar", bin, length, &mut limits, &mut averages, &mut counts);
+    report("encode", "scalar", bin, length, &encodes[WARM_UP..]);
+    report("average", "scalar", bin, length, &averages[WARM_UP..]);
 }
 
-fn report(
-    op: &str,
-    kernel: &str,
-    bin: u32,
-    length: usize,
-    limits: &mut [f64],
-    times: &mut [f64],
-    selected: &mut [f64],
-) {
-    let (limit, time, selected) = (median(limits), median(times), median(selected));
-    print(&[
-        ("op", text(op)),
-        ("kernel", text(kernel)),
-        ("bin", bin.to_string()),
-        ("len", length.to_string()),
-        ("ratio_to_limit", number(time / limit, 3)),
-        ("limit_ms", number(limit * 1e3, 4)),
-        ("time_ms", number(time * 1e3, 4)),
-        ("selected_per_bin", number(selected * f64::from(bin) / length as f64, 2)),
-    ]);
+/// Prints the medians of samples: seconds of the limit and of the work, and selected elements.
+fn report(op: &str, kernel: &str, bin: u32, length: usize, samples: &[[f64; 3]]) {
+    let [limit, time, selected] = [0, 1, 2].map(|column| median(samples.iter().map(|sample| sample[column])));
+    let (ratio, limit_ms, time_ms) = (time / limit, 1e3 * limit, 1e3 * time);
+    let per_bin = selected * f64::from(bin) / length as f64;
+    println!(
+        r#"{{"op": "{op}", "kernel": "{kernel}", "bin": {bin}, "len": {length}, "ratio_to_limit": {ratio:.3}, "limit_ms": {limit_ms:.4}, "time_ms": {time_ms:.4}, "selected_per_bin": {per_bin:.2}}}"#
+    );
 }

@@ -3,7 +3,7 @@
 use crate::error::AverageError;
 use crate::kernel::write_blocks;
 use crate::policy::Layout;
-use crate::wire::{Adder, Expected, Frame};
+use crate::wire::{Adder, Frame};
 use std::sync::Arc;
 
 /// Averages the frames of a step. It keeps its memory from step to step: the bytes of the frames, and little more.
@@ -55,7 +55,8 @@ impl Averager {
 
     /// Checks frames of all layers and keeps them if they can be averaged: the first half of [`Averager::average`].
     pub fn check(&mut self, step: u64, frames: &[impl AsRef<[u8]>]) -> Result<Outcome, AverageError> {
-        self.check_expected(step, frames, Expected::All)
+        let layout = self.layout.clone();
+        self.check_layers(step, frames, layout.all())
     }
 
     /// Checks frames of these layers, by ascending numbers.
@@ -65,21 +66,12 @@ impl Averager {
         frames: &[impl AsRef<[u8]>],
         layers: &[usize],
     ) -> Result<Outcome, AverageError> {
-        self.check_expected(step, frames, Expected::Layers(layers))
-    }
-
-    fn check_expected(
-        &mut self,
-        step: u64,
-        frames: &[impl AsRef<[u8]>],
-        expected: Expected<'_>,
-    ) -> Result<Outcome, AverageError> {
         self.ready = false;
         self.frames.resize_with(frames.len(), Frame::default);
         let mut non_finite = None;
         for (learner, (frame, bytes)) in self.frames.iter_mut().zip(frames).enumerate() {
             let header = frame
-                .decode_expected(bytes.as_ref(), &self.layout, expected)
+                .decode_layers(bytes.as_ref(), &self.layout, layers)
                 .map_err(|source| AverageError::Frame { learner, source })?;
             if header.learner != learner {
                 return Err(AverageError::Learner { expected: learner, actual: header.learner });

@@ -30,28 +30,18 @@ pub struct Compressor {
 
 #[derive(Debug, Clone)]
 struct LayerState {
-    store: Store,
+    /// What was not sent; None for a dense layer.
+    residual: Option<Residual>,
+    /// The values of a dense layer, within a step.
+    dense: Vec<f32>,
     compressed: bool,
     statistics: LayerStatistics,
 }
 
-/// What a layer keeps.
-#[derive(Debug, Clone)]
-enum Store {
-    /// What was not sent, and the elements of a bin.
-    Bins(Residual, usize),
-    /// What was not sent, and the percentage to select.
-    TopK(Residual, f32),
-    /// The values of a dense layer, within a step.
-    Dense(Vec<f32>),
-}
-
-impl Store {
-    fn residual_mut(&mut self) -> Option<&mut Residual> {
-        match self {
-            Self::Bins(residual, _) | Self::TopK(residual, _) => Some(residual),
-            Self::Dense(_) => None,
-        }
+impl LayerState {
+    /// Returns whether its gradient in the open step is not finite.
+    fn is_bad(&self) -> bool {
+        self.compressed && self.statistics.bad_bins > 0
     }
 }
 
@@ -80,24 +70,13 @@ pub struct LayerStatistics {
     pub bad_bins: usize,
 }
 
-impl LayerStatistics {
-    /// Returns the frame ratio, the paper's measure: bytes of the layer in f32 over bytes of its section. None before it is
-    /// encoded. A frame has 36 bytes more than its sections.
-    pub fn frame_ratio(&self) -> Option<f64> {
-        (self.bytes > 0).then(|| (4 * self.elements) as f64 / self.bytes as f64)
-    }
-}
-
 impl Compressor {
     /// Creates a compressor with empty residuals. Each learner has one; all share the layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
         let layout = layout.into();
         let state = |layer: &Layer| LayerState {
-            store: match layer.treatment {
-                Treatment::Bins(bin) => Store::Bins(Residual::new(layer.elements()), bin as usize),
-                Treatment::TopK(percent) => Store::TopK(Residual::new(layer.elements()), percent),
-                Treatment::Dense | Treatment::Half => Store::Dense(Vec::new()),
-            },
+            residual: layer.treatment.selects().then(|| Residual::new(layer.elements())),
+            dense: Vec::new(),
             compressed: false,
             statistics: LayerStatistics { elements: layer.elements(), ..Default::default() },
         };
@@ -179,7 +158,7 @@ impl Compressor {
             self.check_layer(layer, gradient)?;
             self.layers[layer].compressed = true;
         }
-        self.check_compressed(0..self.layers.len())
+        self.check_compressed(self.layout.all())
     }
 
     /// Compresses one layer, by its number in the layout, as soon as the backward pass has its gradient. The first layer
@@ -196,14 +175,14 @@ impl Compressor {
         let state = &mut layers[layer];
         let factor = self.inverse_loss_scale;
         let skip = self.skip_unused && sending == Sending::Compressed && gradient.is_zero();
-        let bad_bins = match &mut state.store {
-            Store::Bins(residual, _) | Store::TopK(residual, _) if skip => {
+        let bad_bins = match (layout[layer].treatment, &mut state.residual) {
+            (_, Some(residual)) if skip => {
                 residual.take_selection(0.0, &[]);
                 0
             }
-            Store::Bins(residual, bin) => {
+            (Treatment::Bins(bin), Some(residual)) => {
                 let rule = Rule {
-                    bin: *bin,
+                    bin: bin as usize,
                     soft_threshold: layout.soft_threshold(),
                     scale: layout.scale(),
                     factor,
@@ -212,18 +191,21 @@ impl Compressor {
                 };
                 residual.select_bins(gradient, rule, scratch)
             }
-            Store::TopK(residual, percent) => residual.select_top(gradient, factor, *percent, scratch),
-            Store::Dense(values) => {
+            (Treatment::TopK(percent), Some(residual)) => {
+                residual.select_top(gradient, factor, percent, scratch)
+            }
+            (treatment, _) => {
+                let values = &mut state.dense;
                 values.clear();
-                values.extend_from_slice(gradient.read(0..gradient.len(), factor, scratch.converted()));
-                if layout[layer].treatment == Treatment::Half {
+                values.extend_from_slice(gradient.read(0..gradient.len(), factor, &mut scratch.converted));
+                if treatment == Treatment::Half {
                     values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
                 }
                 usize::from(!values.iter().all(|value| value.is_finite()))
             }
         };
         // Selected first also in a flush, so that a gradient that is not finite harms its bin only.
-        if let (Sending::Flush, Some(residual)) = (sending, state.store.residual_mut()) {
+        if let (Sending::Flush, Some(residual)) = (sending, &mut state.residual) {
             residual.flush();
         }
         self.note_compressed(layer, bad_bins);
@@ -243,10 +225,10 @@ impl Compressor {
         let state = self.not_submitted(layer)?;
         let parameter = || self.layout[layer].name().to_owned();
         let elements = state.statistics.elements;
-        let Store::Bins(_, bin) = state.store else {
+        let Treatment::Bins(bin) = self.layout[layer].treatment else {
             return Err(CompressError::NoSelection { parameter: parameter() });
         };
-        let (expected, actual) = (elements.div_ceil(bin), maxima.len());
+        let (expected, actual) = (elements.div_ceil(bin as usize), maxima.len());
         if expected != actual {
             return Err(CompressError::Length { parameter: parameter(), expected, actual });
         }
@@ -256,7 +238,7 @@ impl Compressor {
         }
         self.open = true;
         let (scale, bad_bins) = self.layout.scale().of(maxima, &mut self.scratch.sorted);
-        if let Some(residual) = self.layers[layer].store.residual_mut() {
+        if let Some(residual) = &mut self.layers[layer].residual {
             residual.take_selection(scale, selected);
         }
         self.note_compressed(layer, bad_bins);
@@ -297,18 +279,18 @@ impl Compressor {
         Ok(())
     }
 
-    fn check_compressed(&self, layers: impl Iterator<Item = usize>) -> Result<(), CompressError> {
-        let missing = layers.filter(|&layer| !self.layers[layer].compressed);
-        let parameters: Vec<_> = missing.map(|layer| self.layout[layer].name().to_owned()).collect();
+    fn check_compressed(&self, layers: &[usize]) -> Result<(), CompressError> {
+        let missing = layers.iter().filter(|&&layer| !self.layers[layer].compressed);
+        let parameters: Vec<_> = missing.map(|&layer| self.layout[layer].name().to_owned()).collect();
         if parameters.is_empty() { Ok(()) } else { Err(CompressError::Missing { parameters }) }
     }
 
     /// Returns what a layer sends in the open step; None before it is compressed.
     pub fn packet(&self, layer: usize) -> Option<Packet<'_>> {
-        let LayerState { store, compressed, .. } = &self.layers[layer];
-        match store {
-            Store::Bins(residual, _) | Store::TopK(residual, _) => residual.packet(),
-            Store::Dense(values) => compressed.then_some(Packet::Dense(values)),
+        let LayerState { residual, dense, compressed, .. } = &self.layers[layer];
+        match residual {
+            Some(residual) => residual.packet(),
+            None => compressed.then_some(Packet::Dense(dense)),
         }
     }
 
@@ -317,25 +299,25 @@ impl Compressor {
     /// # Panics
     /// If there is no such layer. So does every method that takes a layer's number and returns no error for it.
     pub fn set_scale(&mut self, layer: usize, scale: f32) -> Result<(), CompressError> {
-        let parameter = self.layout[layer].name();
+        let Layer { parameter, treatment } = &self.layout[layer];
         if !(scale.is_finite() && scale.is_sign_positive()) {
-            return Err(CompressError::Scale { parameter: parameter.to_owned(), scale });
+            return Err(CompressError::Scale { parameter: parameter.name.clone(), scale });
         }
-        let LayerState { store, statistics, .. } = &mut self.layers[layer];
-        match store {
-            Store::Bins(residual, _) if residual.has_selection() => {
+        let LayerState { residual, statistics, .. } = &mut self.layers[layer];
+        match (treatment, residual) {
+            (Treatment::Bins(_), Some(residual)) if residual.has_selection() => {
                 residual.set_scale(scale);
                 statistics.scale = scale;
                 Ok(())
             }
-            _ => Err(CompressError::NoSelection { parameter: parameter.to_owned() }),
+            _ => Err(CompressError::NoSelection { parameter: parameter.name.clone() }),
         }
     }
 
     /// Returns whether every gradient of the open step so far is finite. If not, the frame says so in place of the
     /// gradients, and all learners roll the step back.
     pub fn is_finite(&self) -> bool {
-        self.layers.iter().all(|layer| !layer.compressed || layer.statistics.bad_bins == 0)
+        !self.layers.iter().any(LayerState::is_bad)
     }
 
     /// Ends a step that every learner has: what was sent leaves the residual. Layers that were not compressed in it keep
@@ -344,9 +326,9 @@ impl Compressor {
         if !self.open {
             return Err(CompressError::NotOpen);
         }
-        if !self.is_finite() {
-            let bad = (0..self.layers.len()).filter(|number| self.layers[*number].statistics.bad_bins > 0);
-            let parameters = bad.map(|number| self.layout[number].name().to_owned()).collect();
+        let bad = self.layout.layers().iter().zip(&self.layers).filter(|(_, state)| state.is_bad());
+        let parameters: Vec<_> = bad.map(|(layer, _)| layer.name().to_owned()).collect();
+        if !parameters.is_empty() {
             return Err(CompressError::NonFinite { parameters });
         }
         self.close(Residual::commit);
@@ -361,9 +343,7 @@ impl Compressor {
 
     fn close(&mut self, end: impl Fn(&mut Residual)) {
         for layer in &mut self.layers {
-            if let Some(residual) = layer.store.residual_mut() {
-                end(residual);
-            }
+            layer.residual.iter_mut().for_each(&end);
             layer.compressed = false;
         }
         self.scratch.end_step();
@@ -380,11 +360,6 @@ impl Compressor {
         self.layers[layer].statistics
     }
 
-    /// Returns what each layer sent in the last step.
-    pub fn statistics(&self) -> impl ExactSizeIterator<Item = LayerStatistics> {
-        self.layers.iter().map(|layer| layer.statistics)
-    }
-
     /// Writes the open step as a frame. What was in `frame` is overwritten.
     pub fn encode(
         &mut self,
@@ -393,7 +368,8 @@ impl Compressor {
         step: u64,
         frame: &mut Vec<u8>,
     ) -> Result<(), CompressError> {
-        self.encode_numbers(codec, learner, step, 0..self.layers.len(), frame)
+        let layout = self.layout.clone();
+        self.encode_layers(codec, learner, step, layout.all(), frame)
     }
 
     /// Writes some layers of the open step as a frame of their own. Their numbers must ascend.
@@ -406,30 +382,19 @@ impl Compressor {
         frame: &mut Vec<u8>,
     ) -> Result<(), CompressError> {
         check_ascending(&self.layout, layers)?;
-        self.encode_numbers(codec, learner, step, layers.iter().copied(), frame)
-    }
-
-    fn encode_numbers(
-        &mut self,
-        codec: Codec,
-        learner: usize,
-        step: u64,
-        layers: impl Iterator<Item = usize> + Clone,
-        frame: &mut Vec<u8>,
-    ) -> Result<(), CompressError> {
         if !self.open {
             return Err(CompressError::NotOpen);
         }
         if u32::try_from(learner).is_err() {
             return Err(CompressError::Learner { learner });
         }
-        self.check_compressed(layers.clone())?;
-        let non_finite = layers.clone().any(|layer| self.layers[layer].statistics.bad_bins > 0);
+        self.check_compressed(layers)?;
+        let non_finite = layers.iter().any(|&layer| self.layers[layer].is_bad());
         let fingerprint = self.layout.fingerprint();
         let header = Header { codec, non_finite, fingerprint, step, learner };
         let mut writer = FrameWriter::new(&header, &self.layout, frame);
         if !non_finite {
-            for layer in layers {
+            for &layer in layers {
                 if let Some(packet) = self.packet(layer) {
                     self.layers[layer].statistics.bytes = writer.section(layer, packet);
                 }
@@ -442,44 +407,28 @@ impl Compressor {
     /// Returns what a layer selected in the last committed step, to measure it with [`crate::section_bytes`]. None if it
     /// selected nothing, or its residual was read since.
     pub fn last_packet(&self, layer: usize) -> Option<Packet<'_>> {
-        match &self.layers[layer].store {
-            Store::Bins(residual, _) | Store::TopK(residual, _) => residual.last_sent(),
-            Store::Dense(_) => None,
-        }
+        self.layers[layer].residual.as_ref()?.last_sent()
     }
 
     /// Returns a layer's residual; None for a dense layer. While a step is open, what the step sends is still in it.
     pub fn residual(&mut self, layer: usize) -> Option<&[f32]> {
-        self.layers[layer].store.residual_mut().map(|residual| &*residual.subtracted())
+        self.layers[layer].residual.as_mut().map(|residual| &*residual.subtracted())
     }
 
-    /// Adds values that were kept elsewhere to a layer's residual, from element `start` on.
+    /// Returns a layer's residual, to change what is in it by values that were kept elsewhere.
     ///
     /// # Panics
-    /// If the layer has no residual or too few elements, or a step is open.
-    pub fn add_to_residual(&mut self, layer: usize, start: usize, values: &[f32]) {
+    /// If the layer has no residual, or a step is open.
+    pub fn residual_mut(&mut self, layer: usize) -> &mut [f32] {
         assert!(!self.open, "a step is open");
-        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").subtracted();
-        residual[start..start + values.len()].iter_mut().zip(values).for_each(|(r, value)| *r += value);
-    }
-
-    /// Sets a layer's residual to values that were kept elsewhere.
-    ///
-    /// # Panics
-    /// If the layer has no residual or another number of elements, or a step is open.
-    pub fn set_residual(&mut self, layer: usize, values: &[f32]) {
-        assert!(!self.open, "a step is open");
-        let residual = self.layers[layer].store.residual_mut().expect("a layer with a residual").subtracted();
-        residual.copy_from_slice(values);
+        self.layers[layer].residual.as_mut().expect("a layer with a residual").subtracted()
     }
 
     /// Returns the residuals and the numbers of their layers.
     #[cfg(feature = "state")]
     pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
-        self.layers
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(number, layer)| Some((number, layer.store.residual_mut()?.subtracted())))
+        let layers = self.layers.iter_mut().enumerate();
+        layers.filter_map(|(number, layer)| Some((number, layer.residual.as_mut()?.subtracted())))
     }
 
     /// Returns the size of a layer's residual. It takes a pass over memory, so sample it.

@@ -30,79 +30,42 @@ impl UnknownName {
 /// A policy that cannot be applied to a model.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum PolicyError {
     /// A bin size out of range.
     #[error("parameter `{parameter}`: bin size {bin} is not in 1..=16384")]
-    Bin {
-        /// The parameter.
-        parameter: String,
-        /// What was asked for.
-        bin: u32,
-    },
+    Bin { parameter: String, bin: u32 },
     /// A top-k share out of range.
     #[error("parameter `{parameter}`: top-k share of {percent}% is not above 0 and at most 100")]
-    TopK {
-        /// The parameter.
-        parameter: String,
-        /// What was asked for.
-        percent: f32,
-    },
+    TopK { parameter: String, percent: f32 },
     /// A soft-threshold factor out of range.
     #[error("soft-threshold factor {factor} is not a number of at least 1 (2 is AdaComp, 1 Local Selection)")]
-    SoftThreshold {
-        /// What was asked for.
-        factor: f32,
-    },
+    SoftThreshold { factor: f32 },
     /// Two parameters of one name.
     #[error("parameter `{parameter}` is listed twice; names must be unique")]
-    Twice {
-        /// The parameter.
-        parameter: String,
-    },
+    Twice { parameter: String },
     /// A tensor too large for 31-bit indices.
     #[error("parameter `{parameter}` has {elements} elements, and at most {most} are possible; split it")]
-    TooLong {
-        /// The parameter.
-        parameter: String,
-        /// The number of its elements.
-        elements: usize,
-        /// The most that are possible.
-        most: usize,
-    },
+    TooLong { parameter: String, elements: usize, most: usize },
 }
 
 /// A step that the compressor refuses. Residuals are unchanged.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum CompressError {
     /// A gradient of a parameter that the layout does not have.
     #[error("unknown parameter `{parameter}`; the layout lists the parameters of this model")]
-    Unknown {
-        /// The name given.
-        parameter: String,
-    },
+    Unknown { parameter: String },
     /// A gradient of another length than its parameter.
     #[error("parameter `{parameter}` has {expected} elements, but its gradient has {actual}")]
-    Length {
-        /// The parameter.
-        parameter: String,
-        /// Elements of the parameter.
-        expected: usize,
-        /// Elements of the gradient.
-        actual: usize,
-    },
+    Length { parameter: String, expected: usize, actual: usize },
     /// A parameter compressed twice in one step.
     #[error("parameter `{parameter}` was given twice in one step")]
-    Twice {
-        /// The parameter.
-        parameter: String,
-    },
+    Twice { parameter: String },
     /// Parameters without a gradient in this step.
     #[error("no gradient in this step for {}; give zeros for unused parameters", list(parameters))]
-    Missing {
-        /// The parameters.
-        parameters: Vec<String>,
-    },
+    Missing { parameters: Vec<String> },
     /// A new step while one is open.
     #[error("the step before is still open; commit or drop it first")]
     Open,
@@ -111,220 +74,99 @@ pub enum CompressError {
     NotOpen,
     /// A commit of a step with NaN or infinite gradients.
     #[error("the gradient of {} is not finite; drop the step on all learners", list(parameters))]
-    NonFinite {
-        /// The parameters.
-        parameters: Vec<String>,
-    },
+    NonFinite { parameters: Vec<String> },
     /// A scale for a layer that has nothing selected: of another treatment, not compressed yet, or flushed.
     #[error("parameter `{parameter}` has no selection in this step that a scale could be set for")]
-    NoSelection {
-        /// The parameter.
-        parameter: String,
-    },
+    NoSelection { parameter: String },
     /// A selection that was made elsewhere and is not of this layer's elements in ascending order.
     #[error("parameter `{parameter}`: selected elements are not ascending, or beyond its end")]
-    Selection {
-        /// The parameter.
-        parameter: String,
-    },
+    Selection { parameter: String },
     /// Layers that are not in the layout, or not in ascending order.
     #[error("layers {layers:?} are not ascending numbers below {count}")]
-    Layers {
-        /// What was given.
-        layers: Vec<usize>,
-        /// The number of layers.
-        count: usize,
-    },
+    Layers { layers: Vec<usize>, count: usize },
     /// An agreed scale that is negative or not finite.
     #[error("parameter `{parameter}`: scale {scale} is not a finite number of at least 0")]
-    Scale {
-        /// The parameter.
-        parameter: String,
-        /// What was given.
-        scale: f32,
-    },
+    Scale { parameter: String, scale: f32 },
     /// A learner number that does not fit a frame's 32 bits.
     #[error("learner {learner} is not below 2^32")]
-    Learner {
-        /// What was given.
-        learner: usize,
-    },
+    Learner { learner: usize },
     /// An inverse loss scale that is not a positive number.
     #[error("inverse loss scale {scale} is not a positive finite number")]
-    LossScale {
-        /// What was given.
-        scale: f32,
-    },
+    LossScale { scale: f32 },
 }
 
 /// Bytes that are not a frame of the expected layout. Nothing of them was applied.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum DecodeError {
     /// Fewer bytes than the frame's parts need.
     #[error("the frame ends early, in {part}")]
-    Truncated {
-        /// Where it ended.
-        part: &'static str,
-    },
+    Truncated { part: &'static str },
     /// The first four bytes are not a frame's.
     #[error("not an adacomp frame: it starts with {actual:02x?}")]
-    Magic {
-        /// The four bytes.
-        actual: [u8; 4],
-    },
+    Magic { actual: [u8; 4] },
     /// A version this code does not read.
     #[error("frame version {actual}, expected {expected}; use the same adacomp version on all learners")]
-    Version {
-        /// The version this code reads.
-        expected: u8,
-        /// The frame's.
-        actual: u8,
-    },
+    Version { expected: u8, actual: u8 },
     /// An unknown codec.
     #[error("unknown codec {actual}")]
-    Codec {
-        /// The codec byte.
-        actual: u8,
-    },
+    Codec { actual: u8 },
     /// Flags or reserved bits that must be zero.
     #[error("unknown flags {actual:#06x}")]
-    Flags {
-        /// The two bytes, little-endian.
-        actual: u16,
-    },
+    Flags { actual: u16 },
     /// The checksum does not match: the bytes were damaged.
     #[error("checksum {actual:08x}, expected {expected:08x}: the frame was damaged on its way")]
-    Checksum {
-        /// Computed from the bytes.
-        expected: u32,
-        /// Written in the frame.
-        actual: u32,
-    },
+    Checksum { expected: u32, actual: u32 },
     /// Another model or policy.
     #[error("layout fingerprint {actual:016x}, expected {expected:016x}: another model or policy")]
-    Fingerprint {
-        /// This learner's.
-        expected: u64,
-        /// The frame's.
-        actual: u64,
-    },
+    Fingerprint { expected: u64, actual: u64 },
     /// Another set of layers than expected, or out of order.
     #[error("section {position} is of layer {actual:?}, expected {expected:?}")]
-    Layer {
-        /// Which section.
-        position: usize,
-        /// The layer expected there, if any.
-        expected: Option<usize>,
-        /// The layer found there, if any.
-        actual: Option<usize>,
-    },
+    Layer { position: usize, expected: Option<usize>, actual: Option<usize> },
     /// A section of a form that its layer does not have.
     #[error("layer {layer}: section kind {kind} does not fit its treatment")]
-    Kind {
-        /// The layer.
-        layer: usize,
-        /// The kind byte.
-        kind: u8,
-    },
+    Kind { layer: usize, kind: u8 },
     /// A section of another length than its contents.
     #[error("layer {layer}: {part} takes {expected} bytes, found {actual}")]
-    Length {
-        /// The layer.
-        layer: usize,
-        /// Which part.
-        part: &'static str,
-        /// Bytes that it should take.
-        expected: usize,
-        /// Bytes there.
-        actual: usize,
-    },
+    Length { layer: usize, part: &'static str, expected: usize, actual: usize },
     /// More selected elements than the layer, or the bytes, can hold.
     #[error("layer {layer}: {count} selected elements are more than {most}")]
-    Count {
-        /// The layer.
-        layer: usize,
-        /// The count.
-        count: usize,
-        /// The cap.
-        most: usize,
-    },
+    Count { layer: usize, count: usize, most: usize },
     /// A codec parameter out of range.
     #[error("layer {layer}: rice parameter {actual} is above 30")]
-    RiceParameter {
-        /// The layer.
-        layer: usize,
-        /// The byte.
-        actual: u8,
-    },
+    RiceParameter { layer: usize, actual: u8 },
     /// An index outside the layer or its bin, or not above the one before.
     #[error("layer {layer}: an index is out of range or out of order")]
-    Index {
-        /// The layer.
-        layer: usize,
-    },
+    Index { layer: usize },
     /// A scale, mean or dense value that is NaN or infinite, or a scale below zero.
     #[error("layer {layer}: a value is not finite or has the wrong sign")]
-    Value {
-        /// The layer.
-        layer: usize,
-    },
+    Value { layer: usize },
     /// Bytes or bits after the end.
     #[error("{count} bytes too many after {part}")]
-    Trailing {
-        /// The part that should be the last.
-        part: &'static str,
-        /// The number of bytes.
-        count: usize,
-    },
+    Trailing { part: &'static str, count: usize },
     /// A number that takes more bytes than it needs, or overflows.
     #[error("a number in {part} is not in its shortest form or too large")]
-    Varint {
-        /// Where.
-        part: &'static str,
-    },
+    Varint { part: &'static str },
 }
 
 /// Frames that cannot be averaged. The output is unchanged.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum AverageError {
     /// One learner's frame is bad.
     #[error("frame of learner {learner}: {source}")]
-    Frame {
-        /// The position at which it was given.
-        learner: usize,
-        /// What is wrong with it.
-        source: DecodeError,
-    },
+    Frame { learner: usize, source: DecodeError },
     /// A frame of another learner than its position says.
     #[error("frame {expected} is of learner {actual}; give frames in learner order")]
-    Learner {
-        /// The position at which it was given.
-        expected: usize,
-        /// The learner it names.
-        actual: usize,
-    },
+    Learner { expected: usize, actual: usize },
     /// A frame of another step.
     #[error("frame of learner {learner} is of step {actual}, expected step {expected}")]
-    Step {
-        /// The learner.
-        learner: usize,
-        /// The step being averaged.
-        expected: u64,
-        /// The frame's.
-        actual: u64,
-    },
+    Step { learner: usize, expected: u64, actual: u64 },
     /// An output slice of another length than its layer, or not one for each layer of the frames.
     #[error("output {position} has {actual} elements, expected {expected}")]
-    Output {
-        /// Which slice.
-        position: usize,
-        /// Elements of the layer.
-        expected: usize,
-        /// Elements given.
-        actual: usize,
-    },
+    Output { position: usize, expected: usize, actual: usize },
     /// No frames.
     #[error("no frames to average")]
     Empty,

@@ -66,21 +66,6 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// Splits at an element.
-    pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {
-        fn halves<'a, T>((left, right): (&'a [T], &'a [T])) -> (Gradient<'a>, Gradient<'a>)
-        where
-            Gradient<'a>: From<&'a [T]>,
-        {
-            (left.into(), right.into())
-        }
-        match self {
-            Self::F32(values) => halves(values.split_at(middle)),
-            Self::F16(values) => halves(values.split_at(middle)),
-            Self::Bf16(values) => halves(values.split_at(middle)),
-        }
-    }
-
     /// Returns a range in f32, multiplied by `factor`: in place where possible, otherwise in `buffer`.
     pub(crate) fn read<'b>(self, range: Range<usize>, factor: f32, buffer: &'b mut Vec<f32>) -> &'b [f32]
     where

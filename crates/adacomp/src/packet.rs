@@ -88,11 +88,6 @@ impl<'a> Sparse<'a> {
     pub fn elements(self) -> impl Iterator<Item = (usize, f32)> + use<'a> {
         self.selected.iter().map(move |element| (element.index(), self.values[element.sign()]))
     }
-
-    /// Subtracts what was sent from `residual`.
-    pub(crate) fn subtract_from(&self, residual: &mut [f32]) {
-        self.elements().for_each(|(index, value)| residual[index] -= value);
-    }
 }
 
 impl Packet<'_> {

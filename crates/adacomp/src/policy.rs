@@ -10,7 +10,7 @@ use std::str::FromStr;
 use wildmatch::WildMatch;
 
 /// The largest bin: an index within it takes the paper's 14 bits.
-pub const MAX_BIN: u32 = 16_384;
+pub(crate) const MAX_BIN: u32 = 16_384;
 
 /// What a parameter is used for, which decides its bin size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -103,19 +103,6 @@ pub enum Treatment {
 }
 
 impl Treatment {
-    pub(crate) fn check(self, parameter: &Parameter) -> Result<(), PolicyError> {
-        let name = || parameter.name.clone();
-        match self {
-            Self::Bins(bin) if !(1..=MAX_BIN).contains(&bin) => {
-                Err(PolicyError::Bin { parameter: name(), bin })
-            }
-            Self::TopK(percent) if !(percent > 0.0 && percent <= 100.0) => {
-                Err(PolicyError::TopK { parameter: name(), percent })
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Returns whether elements are selected and the rest kept in a residual.
     pub fn selects(self) -> bool {
         matches!(self, Self::Bins(_) | Self::TopK(_))
@@ -175,28 +162,19 @@ impl FromStr for Treatment {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Policy {
-    conv: Treatment,
-    matrix: Treatment,
-    vector: Treatment,
+    /// By [`Kind`].
+    kinds: [Treatment; 3],
     min_elements: usize,
     soft_threshold: f32,
     scale: Scale,
     names: Vec<(WildMatch, Treatment)>,
 }
 
-impl Default for Policy {
-    fn default() -> Self {
-        Self::adacomp()
-    }
-}
-
 impl Policy {
     /// Returns AdaComp with the paper's bins.
     pub fn adacomp() -> Self {
         Self {
-            conv: Treatment::Bins(50),
-            matrix: Treatment::Bins(500),
-            vector: Treatment::Dense,
+            kinds: [Treatment::Bins(50), Treatment::Bins(500), Treatment::Dense],
             min_elements: 1024,
             soft_threshold: 2.0,
             scale: Scale::Mean,
@@ -212,7 +190,7 @@ impl Policy {
     /// Returns a baseline: the largest `percent` of each tensor; what is dense in AdaComp is dense here.
     pub fn top_k(percent: f32) -> Self {
         let top_k = Treatment::TopK(percent);
-        Self { conv: top_k, matrix: top_k, ..Self::adacomp() }
+        Self { kinds: [top_k, top_k, Treatment::Dense], ..Self::adacomp() }
     }
 
     /// Returns a baseline: every parameter in f32.
@@ -226,16 +204,12 @@ impl Policy {
     }
 
     fn uniform(treatment: Treatment) -> Self {
-        Self { conv: treatment, matrix: treatment, vector: treatment, min_elements: 0, ..Self::adacomp() }
+        Self { kinds: [treatment; 3], min_elements: 0, ..Self::adacomp() }
     }
 
     /// Sets the treatment of one kind.
     pub fn for_kind(mut self, kind: Kind, treatment: Treatment) -> Self {
-        match kind {
-            Kind::Conv => self.conv = treatment,
-            Kind::Matrix => self.matrix = treatment,
-            Kind::Vector => self.vector = treatment,
-        }
+        self.kinds[kind as usize] = treatment;
         self
     }
 
@@ -269,27 +243,20 @@ impl Policy {
             let treatment = self.treatment(&parameter);
             Layer { parameter, treatment }
         });
-        Ok(Layout::new(layers.collect(), self.soft_threshold)?.with_scale(self.scale))
+        Layout::new(layers.collect(), self.soft_threshold, self.scale)
     }
 
     fn treatment(&self, parameter: &Parameter) -> Treatment {
-        if let Some((_, treatment)) = self.names.iter().rev().find(|(name, _)| name.matches(&parameter.name))
-        {
-            return *treatment;
-        }
-        if parameter.elements() < self.min_elements {
-            return Treatment::Dense;
-        }
-        match parameter.kind {
-            Kind::Conv => self.conv,
-            Kind::Matrix => self.matrix,
-            Kind::Vector => self.vector,
+        match self.names.iter().rev().find(|(name, _)| name.matches(&parameter.name)) {
+            Some((_, treatment)) => *treatment,
+            None if parameter.elements() < self.min_elements => Treatment::Dense,
+            None => self.kinds[parameter.kind as usize],
         }
     }
 }
 
 /// The most elements of a layer: its length in f32 has 32 bits on the wire.
-pub const MAX_ELEMENTS: usize = (1 << 30) - 1;
+pub(crate) const MAX_ELEMENTS: usize = (1 << 30) - 1;
 
 /// One parameter and its treatment.
 #[derive(Debug, Clone, PartialEq)]
@@ -301,6 +268,20 @@ pub struct Layer {
 }
 
 impl Layer {
+    fn check(&self) -> Result<(), PolicyError> {
+        let (parameter, elements) = (self.parameter.name.clone(), self.elements());
+        match self.treatment {
+            Treatment::Bins(bin) if !(1..=MAX_BIN).contains(&bin) => Err(PolicyError::Bin { parameter, bin }),
+            Treatment::TopK(percent) if !(percent > 0.0 && percent <= 100.0) => {
+                Err(PolicyError::TopK { parameter, percent })
+            }
+            _ if elements > MAX_ELEMENTS => {
+                Err(PolicyError::TooLong { parameter, elements, most: MAX_ELEMENTS })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the parameter's name.
     pub fn name(&self) -> &str {
         &self.parameter.name
@@ -316,6 +297,8 @@ impl Layer {
 #[derive(Debug, Clone)]
 pub struct Layout {
     layers: Vec<Layer>,
+    /// The numbers of all layers.
+    all: Vec<usize>,
     by_name: HashMap<String, usize>,
     soft_threshold: f32,
     scale: Scale,
@@ -324,39 +307,30 @@ pub struct Layout {
 
 impl Layout {
     /// Creates a layout of given treatments. Most often it comes from [`Policy::layout`].
-    pub fn new(layers: Vec<Layer>, soft_threshold: f32) -> Result<Self, PolicyError> {
+    pub fn new(layers: Vec<Layer>, soft_threshold: f32, scale: Scale) -> Result<Self, PolicyError> {
         if !(soft_threshold.is_finite() && soft_threshold >= 1.0) {
             return Err(PolicyError::SoftThreshold { factor: soft_threshold });
         }
         let mut by_name = HashMap::with_capacity(layers.len());
         for (number, layer) in layers.iter().enumerate() {
-            layer.treatment.check(&layer.parameter)?;
-            if layer.elements() > MAX_ELEMENTS {
-                let parameter = layer.name().to_owned();
-                return Err(PolicyError::TooLong {
-                    parameter,
-                    elements: layer.elements(),
-                    most: MAX_ELEMENTS,
-                });
-            }
+            layer.check()?;
             if by_name.insert(layer.name().to_owned(), number).is_some() {
                 return Err(PolicyError::Twice { parameter: layer.name().to_owned() });
             }
         }
-        let scale = Scale::default();
         let fingerprint = fingerprint(&layers, soft_threshold, scale);
-        Ok(Self { layers, by_name, soft_threshold, scale, fingerprint })
-    }
-
-    /// Returns the layout with another scale.
-    pub fn with_scale(self, scale: Scale) -> Self {
-        let fingerprint = fingerprint(&self.layers, self.soft_threshold, scale);
-        Self { scale, fingerprint, ..self }
+        let all = (0..layers.len()).collect();
+        Ok(Self { layers, all, by_name, soft_threshold, scale, fingerprint })
     }
 
     /// Returns the layers in order.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
+    }
+
+    /// Returns the numbers of all layers.
+    pub fn all(&self) -> &[usize] {
+        &self.all
     }
 
     /// Returns the number of layers.
@@ -415,10 +389,9 @@ pub fn check_ascending(layout: &Layout, layers: &[usize]) -> Result<(), Compress
 fn fingerprint(layers: &[Layer], soft_threshold: f32, scale: Scale) -> u64 {
     let mut hash = FnvHasher::default();
     let number = |hash: &mut FnvHasher, number: usize| hash.write(&(number as u64).to_le_bytes());
-    match scale {
-        // The default adds nothing: fingerprints are the same as before there was another scale.
-        Scale::Mean => {}
-        Scale::Clamped => hash.write(b"clamped"),
+    // The default adds nothing: fingerprints are the same as before there was another scale.
+    if scale == Scale::Clamped {
+        hash.write(b"clamped");
     }
     hash.write(&soft_threshold.to_le_bytes());
     number(&mut hash, layers.len());

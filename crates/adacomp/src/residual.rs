@@ -25,9 +25,10 @@ impl Selection {
 }
 
 /// What the open step sends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Pending {
     /// Nothing yet: the selection is the last step's, and unsubtracted.
+    #[default]
     Nothing,
     Selection,
     /// A selection from a residual that is kept elsewhere, or from none.
@@ -35,7 +36,7 @@ enum Pending {
     Flush,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Residual {
     values: Vec<f32>,
     /// What the open step sends, or what the last one sent and is unsubtracted.
@@ -46,12 +47,7 @@ pub(crate) struct Residual {
 
 impl Residual {
     pub(crate) fn new(elements: usize) -> Self {
-        Self {
-            values: vec![0.0; elements],
-            selection: Selection::default(),
-            pending: Pending::Nothing,
-            high_water: HighWaterMark::default(),
-        }
+        Self { values: vec![0.0; elements], ..Self::default() }
     }
 
     /// Adds a gradient and selects by bins. Returns the number of bins that are not finite.
@@ -77,7 +73,7 @@ impl Residual {
         debug_assert_eq!(self.pending, Pending::Nothing);
         self.subtract();
         self.pending = Pending::Selection;
-        let gradient = gradient.read(0..self.values.len(), factor, scratch.converted());
+        let gradient = gradient.read(0..self.values.len(), factor, &mut scratch.converted);
         if !self.values.iter().zip(gradient).all(|(r, dw)| (r + dw).is_finite()) {
             return 1;
         }
@@ -161,7 +157,7 @@ impl Residual {
     /// Subtracts now what is unsubtracted, instead of in the next step.
     fn subtract(&mut self) {
         if self.pending == Pending::Nothing {
-            self.selection.sparse().subtract_from(&mut self.values);
+            self.selection.sparse().elements().for_each(|(index, value)| self.values[index] -= value);
             self.selection.selected.clear();
         }
     }

@@ -33,6 +33,8 @@ pub(crate) struct Rule {
 /// Buffers that layers share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scratch {
+    /// Gradients in f32.
+    pub(crate) converted: Vec<f32>,
     pub(crate) maxima: Vec<f32>,
     pub(crate) sorted: Vec<f32>,
     pub(crate) magnitudes: Vec<u32>,
@@ -50,14 +52,6 @@ struct Worker {
 }
 
 impl Scratch {
-    /// Makes sure that there are at least `count` workers, and returns all.
-    fn make_workers(&mut self, count: usize) -> &mut [Worker] {
-        if self.workers.len() < count {
-            self.workers.resize_with(count, Worker::default);
-        }
-        &mut self.workers
-    }
-
     /// Subtracts from a residual what is unsubtracted, adds a gradient and selects by bins. The selection and the bin maxima
     /// stay here until the next call.
     pub(crate) fn select(
@@ -69,22 +63,31 @@ impl Scratch {
     ) {
         let (elements, bins) = (residual.len(), residual.len().div_ceil(rule.bin));
         let threads = rule.threads.min(elements / WORTH_A_THREAD).clamp(1, bins.max(1));
-        self.make_workers(threads);
+        self.workers.resize_with(threads.max(self.workers.len()), Worker::default);
         // `selected` reads all of them, also those that this layer does not need.
         self.workers.iter_mut().for_each(|worker| worker.selected.clear());
         self.maxima.resize(bins, 0.0);
-        let all = Part { first: 0, residual, gradient, unsubtracted, maxima: &mut self.maxima };
-        all.select_on_threads(rule, bins.div_ceil(threads), &mut self.workers[..threads]);
+        let bins_each = bins.div_ceil(threads).max(1);
+        let parts = residual.chunks_mut(bins_each * rule.bin).zip(self.maxima.chunks_mut(bins_each));
+        let parts = parts.enumerate().map(|(number, (residual, maxima))| {
+            let first = number * bins_each * rule.bin;
+            let unsubtracted = unsubtracted.within(first..usize::MAX);
+            Part { first, residual, maxima, gradient, unsubtracted }
+        });
+        let work = parts.zip(&mut self.workers);
+        if threads == 1 {
+            return work.for_each(|(part, worker)| part.select(rule, worker));
+        }
+        std::thread::scope(|scope| {
+            for (part, worker) in work {
+                scope.spawn(move || part.select(rule, worker));
+            }
+        });
     }
 
     /// Returns what was selected, in order, one slice for each thread.
     pub(crate) fn selected(&self) -> impl Iterator<Item = &[Selected]> + Clone {
         self.workers.iter().map(|worker| worker.selected.as_slice())
-    }
-
-    /// Returns a buffer for converted gradients.
-    pub(crate) fn converted(&mut self) -> &mut Vec<f32> {
-        &mut self.make_workers(1)[0].converted
     }
 
     /// Ends the step, and frees memory that only longer steps needed.
@@ -101,48 +104,14 @@ struct Part<'a> {
     /// The index in the tensor of the part's first element.
     first: usize,
     residual: &'a mut [f32],
-    gradient: Gradient<'a>,
-    unsubtracted: Sparse<'a>,
     maxima: &'a mut [f32],
+    /// Of the tensor.
+    gradient: Gradient<'a>,
+    /// Of the tensor, from `first` on.
+    unsubtracted: Sparse<'a>,
 }
 
-impl<'a> Part<'a> {
-    /// Splits after this number of bins.
-    fn split(self, bins: usize, bin: usize) -> (Self, Self) {
-        let middle = self.residual.len().min(bins * bin);
-        let (residual, residual_after) = self.residual.split_at_mut(middle);
-        let (gradient, gradient_after) = self.gradient.split_at(middle);
-        let (maxima, maxima_after) = self.maxima.split_at_mut(bins.min(self.maxima.len()));
-        let end = self.first + middle;
-        let (unsubtracted, unsubtracted_after) =
-            (self.unsubtracted.within(0..end), self.unsubtracted.within(end..usize::MAX));
-        (
-            Self { first: self.first, residual, gradient, unsubtracted, maxima },
-            Self {
-                first: self.first + middle,
-                residual: residual_after,
-                gradient: gradient_after,
-                unsubtracted: unsubtracted_after,
-                maxima: maxima_after,
-            },
-        )
-    }
-
-    /// Gives each worker `bins` bins and a selection of its own. A single worker runs on this thread.
-    fn select_on_threads(self, rule: Rule, bins: usize, workers: &mut [Worker]) {
-        if let [worker] = workers {
-            return self.select(rule, worker);
-        }
-        let mut rest = self;
-        std::thread::scope(|scope| {
-            for worker in workers {
-                let part;
-                (part, rest) = rest.split(bins, rule.bin);
-                scope.spawn(move || part.select(rule, worker));
-            }
-        });
-    }
-
+impl Part<'_> {
     /// Subtracts and selects, block by block. Subtraction goes a block ahead: its stores then do not hold up the kernel's
     /// loads, and it brings memory that the kernel needs next into the cache.
     fn select(mut self, rule: Rule, worker: &mut Worker) {
@@ -153,7 +122,7 @@ impl<'a> Part<'a> {
         for start in (0..elements).step_by(block) {
             let end = elements.min(start + block);
             self.subtract_below(elements.min(end + block));
-            let gradient = self.gradient.read(start..end, rule.factor, converted);
+            let gradient = self.gradient.read(self.first + start..self.first + end, rule.factor, converted);
             let full = (end - start) / rule.bin * rule.bin;
             let first_bin = start / rule.bin;
             let last_bin = first_bin + full / rule.bin;
@@ -197,14 +166,14 @@ pub enum Scale {
     /// Their mean: AdaComp.
     #[default]
     Mean,
-    /// The mean, but none of them counts for more than [`Scale::MOST`] times their median. So one gradient that is far too
+    /// The mean, but none of them counts for more than ten times their median. So one gradient that is far too
     /// large does not inflate the scale of its layer. Where none is that large it equals the mean to the bit.
     Clamped,
 }
 
 impl Scale {
     /// The most that a maximum counts for, in medians of those that are not 0.
-    pub const MOST: f32 = 10.0;
+    const MOST: f32 = 10.0;
 
     /// Returns the scale, and the number of bins that are not finite.
     pub(crate) fn of(self, maxima: &[f32], scratch: &mut Vec<f32>) -> (f32, usize) {

@@ -15,32 +15,19 @@ const FORMAT: &str = "residuals 1";
 /// Residuals that cannot be saved or loaded. The compressor is unchanged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum StateError {
     /// A step is open, so it is not known yet what was sent.
     #[error("a step is open; commit or drop it before saving or loading")]
     Open,
     /// Not a readable safetensors file.
     #[error("state of learner {learner}: {source}")]
-    File {
-        /// The position at which it was given.
-        learner: usize,
-        /// What safetensors says.
-        source: safetensors::SafeTensorError,
-    },
+    File { learner: usize, source: safetensors::SafeTensorError },
     /// Safetensors, but not written by [`crate::Compressor::save`], or of other learners than given.
     #[error(
         "state {position}: `{key}` is {actual:?}, expected {expected:?}; give all saved states in learner order"
     )]
-    Metadata {
-        /// The position at which it was given.
-        position: usize,
-        /// The metadata key.
-        key: &'static str,
-        /// What it should be.
-        expected: String,
-        /// What it is.
-        actual: Option<String>,
-    },
+    Metadata { position: usize, key: &'static str, expected: String, actual: Option<String> },
     /// Other parameters than the model's.
     #[error(
         "saved residuals do not fit the model: missing {}; extra {}; reshaped {}",
@@ -48,41 +35,19 @@ pub enum StateError {
         list(extra),
         list(reshaped)
     )]
-    Parameters {
-        /// Compressed parameters of the model that are not in the file.
-        missing: Vec<String>,
-        /// Parameters in the file that the model does not compress.
-        extra: Vec<String>,
-        /// Parameters with another shape or type, as `name: saved -> expected`.
-        reshaped: Vec<String>,
-    },
+    Parameters { missing: Vec<String>, extra: Vec<String>, reshaped: Vec<String> },
     /// A saved residual that is NaN or infinite.
     #[error("state of learner {learner}: the residual of `{parameter}` is not finite")]
-    NonFinite {
-        /// The learner.
-        learner: usize,
-        /// The parameter.
-        parameter: String,
-    },
+    NonFinite { learner: usize, parameter: String },
     /// No state.
     #[error("no saved state given")]
     Empty,
     /// Only some of the states have residuals of owners.
     #[error("{with} of {of} saved states have what their learners keep as owners; give all or none")]
-    Owners {
-        /// The number of states that have them.
-        with: usize,
-        /// The number of states.
-        of: usize,
-    },
+    Owners { with: usize, of: usize },
     /// A learner number that is not below the number of learners.
     #[error("learner {learner} of {learners}: learners are numbered from 0")]
-    Learner {
-        /// The learner.
-        learner: usize,
-        /// The number of learners.
-        learners: usize,
-    },
+    Learner { learner: usize, learners: usize },
 }
 
 /// Who saved a state, and before which step.
@@ -107,8 +72,14 @@ impl fmt::Display for SavedBy {
 impl SavedBy {
     /// Reads who saved a state. An error names it by `position`.
     pub fn read(state: &[u8], position: usize) -> Result<Self, StateError> {
-        let Saved { learner, learners, step, .. } = Saved::read(state, position)?;
-        Ok(Self { learner, learners, step })
+        Ok(Saved::read(state, position)?.by)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (learner, rest) = text.strip_prefix(FORMAT)?.strip_prefix(", learner ")?.split_once(" of ")?;
+        let (learners, step) = rest.split_once(", step ")?;
+        let (learner, learners) = (learner.parse().ok()?, learners.parse().ok()?);
+        Some(Self { learner, learners, step: step.parse().ok()? })
     }
 }
 
@@ -147,7 +118,7 @@ impl Compressor {
         }
         let states = states.iter().enumerate().map(|(position, bytes)| Saved::read(bytes.as_ref(), position));
         let mut states = states.collect::<Result<Vec<_>, _>>()?;
-        match states.iter().position(|state| (state.learner, state.learners) == (learner, learners)) {
+        match states.iter().position(|state| (state.by.learner, state.by.learners) == (learner, learners)) {
             Some(own) => states = vec![states.swap_remove(own)],
             None => check_complete(&states)?,
         }
@@ -165,7 +136,7 @@ impl Compressor {
                 *element = (sum.unwrap_or_default() / states.len() as f64) as f32;
             }
         }
-        Ok(states[0].step)
+        Ok(states[0].by.step)
     }
 }
 
@@ -176,18 +147,19 @@ fn check_learner(learner: usize, learners: usize) -> Result<(), StateError> {
 /// Checks that these are the states of all learners of a run, in order.
 fn check_complete(states: &[Saved<'_>]) -> Result<(), StateError> {
     for (position, state) in states.iter().enumerate() {
-        let wrong = |key, expected: usize, actual: usize| {
+        let wrong = |key, expected: u64, actual: u64| {
             let (expected, actual) = (expected.to_string(), Some(actual.to_string()));
             Err(StateError::Metadata { position, key, expected, actual })
         };
-        if state.learners != states.len() {
-            return wrong("learners", states.len(), state.learners);
+        let (SavedBy { learner, learners, step }, first) = (state.by, states[0].by);
+        if learners != states.len() {
+            return wrong("learners", states.len() as u64, learners as u64);
         }
-        if state.learner != position {
-            return wrong("learner", position, state.learner);
+        if learner != position {
+            return wrong("learner", position as u64, learner as u64);
         }
-        if state.step != states[0].step {
-            return wrong("step", states[0].step as usize, state.step as usize);
+        if step != first.step {
+            return wrong("step", first.step, step);
         }
     }
     if states.is_empty() { Err(StateError::Empty) } else { Ok(()) }
@@ -219,9 +191,7 @@ impl View for Saving<'_> {
 
 /// One learner's file.
 struct Saved<'a> {
-    learner: usize,
-    learners: usize,
-    step: u64,
+    by: SavedBy,
     tensors: SafeTensors<'a>,
 }
 
@@ -231,14 +201,8 @@ impl<'a> Saved<'a> {
         let tensors = SafeTensors::deserialize(bytes).map_err(broken)?;
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(broken)?;
         let value = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).cloned();
-        let numbers = value.as_deref().and_then(|value| {
-            let (learner, rest) =
-                value.strip_prefix(FORMAT)?.strip_prefix(", learner ")?.split_once(" of ")?;
-            let (learners, step) = rest.split_once(", step ")?;
-            Some((learner.parse().ok()?, learners.parse().ok()?, step.parse().ok()?))
-        });
-        match numbers {
-            Some((learner, learners, step)) => Ok(Self { learner, learners, step, tensors }),
+        match value.as_deref().and_then(SavedBy::parse) {
+            Some(by) => Ok(Self { by, tensors }),
             None => Err(StateError::Metadata {
                 position,
                 key: KEY,
@@ -275,7 +239,7 @@ impl<'a> Saved<'a> {
         }
         match kept().find(|layer| !self.values(layer.name()).all(f32::is_finite)) {
             Some(layer) => {
-                Err(StateError::NonFinite { learner: self.learner, parameter: layer.name().to_owned() })
+                Err(StateError::NonFinite { learner: self.by.learner, parameter: layer.name().to_owned() })
             }
             None => Ok(()),
         }

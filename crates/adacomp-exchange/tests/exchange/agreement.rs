@@ -33,7 +33,7 @@ fn every_difference_is_named_on_every_learner() {
     let renamed = {
         let mut layers = model().layers().to_vec();
         layers[2].parameter.name = "head.weight".to_owned();
-        Layout::new(layers, 2.0).unwrap()
+        Layout::new(layers, 2.0, Scale::Mean).unwrap()
     };
     let cases: [(Arc<Layout>, Options, &str); 8] = [
         (

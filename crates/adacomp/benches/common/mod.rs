@@ -1,6 +1,7 @@
-//! What the benchmarks share: random data, interleaved timing, and JSON lines.
+//! What the benchmarks share: random data and timing.
 #![allow(dead_code, reason = "each benchmark uses a part")]
 
+use adacomp::{Layout, Parameter, Policy, Selected, Treatment};
 use std::time::Instant;
 
 /// A small generator, so that every run sees the same data.
@@ -18,11 +19,6 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// In 0..1.
-    pub(crate) fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
     /// Close to normal: the sum of four uniform numbers.
     pub(crate) fn normal(&mut self) -> f32 {
         let word = self.next();
@@ -33,6 +29,16 @@ impl Random {
     /// Heavy-tailed, as gradients are: the compressor then selects 2 to 5 elements a bin, as in training.
     pub(crate) fn gradient(&mut self) -> f32 {
         self.normal() * self.normal().exp()
+    }
+
+    /// Elements at uniformly random positions, this share of all.
+    pub(crate) fn selection(&mut self, length: usize, density: f64) -> Vec<Selected> {
+        let below = (density * (1u64 << 32) as f64) as u64;
+        let select = |index| {
+            let word = self.next();
+            (word >> 32 < below).then(|| Selected::new(index, word & 1 == 1))
+        };
+        (0..length as u32).filter_map(select).collect()
     }
 }
 
@@ -55,6 +61,12 @@ impl Gradients {
     }
 }
 
+/// A layout of one layer.
+pub(crate) fn layout(length: usize, bin: u32) -> Layout {
+    let policy = Policy::adacomp().for_name("*", Treatment::Bins(bin));
+    policy.layout([Parameter::new("weight", &[length])]).expect("a valid layout")
+}
+
 /// Seconds that `work` takes.
 pub(crate) fn time(work: impl FnOnce()) -> f64 {
     let start = Instant::now();
@@ -62,32 +74,13 @@ pub(crate) fn time(work: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-pub(crate) fn median(times: &mut [f64]) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Whether the benchmark was called with this flag; cargo adds `--bench`.
 pub(crate) fn flag(name: &str) -> bool {
     std::env::args().any(|argument| argument == name)
-}
-
-/// One result: a JSON object, or for people its values.
-pub(crate) fn print(fields: &[(&str, String)]) {
-    if flag("--json") {
-        let fields: Vec<_> = fields.iter().map(|(key, value)| format!("\"{key}\": {value}")).collect();
-        println!("{{{}}}", fields.join(", "));
-    } else {
-        let fields: Vec<_> =
-            fields.iter().map(|(key, value)| format!("{key} {}", value.trim_matches('"'))).collect();
-        println!("{}", fields.join("  "));
-    }
-}
-
-pub(crate) fn text(value: &str) -> String {
-    format!("\"{value}\"")
-}
-
-pub(crate) fn number(value: f64, digits: usize) -> String {
-    format!("{value:.digits$}")
 }

@@ -4,7 +4,7 @@
 //! there before anything was stored, so both vectors give the same bits for the elements they share.
 #![allow(unsafe_code)]
 
-use super::{INFINITE, MAGNITUDE, Run, scalar};
+use super::{INFINITE, Kernel, MAGNITUDE, Run, scalar};
 use crate::packet::{Selected, make_room};
 use std::arch::x86_64::*;
 
@@ -13,34 +13,29 @@ const LANES: usize = 8;
 /// How far ahead memory is prefetched: past the block from which the last selection is subtracted meanwhile.
 const AHEAD: usize = 2 * crate::selection::BLOCK;
 
-/// Proof that this machine has AVX2.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Avx2(());
+/// Returns the variant if this machine can run it.
+pub(super) fn kernel() -> Option<Kernel> {
+    (is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("popcnt"))
+    .then_some(Kernel { name: "avx2", run })
+}
 
-impl Avx2 {
-    pub(super) fn new() -> Option<Self> {
-        (is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("bmi1")
-            && is_x86_feature_detected!("popcnt"))
-        .then_some(Self(()))
+/// Runs on a machine on which [`kernel`] found the features.
+fn run(run: Run<'_>) {
+    if run.bin < LANES {
+        return scalar::run(run);
     }
-
-    pub(super) fn run(self, run: Run<'_>) {
-        if run.bin < LANES {
-            return scalar::run(run);
-        }
-        // SAFETY: `new` found the features, and `Run::check` has checked the lengths.
-        unsafe {
-            // AdaComp itself must stay a plain addition.
-            if run.extra == 1.0 { all_bins::<true>(run) } else { all_bins::<false>(run) }
-        }
+    // SAFETY: only `kernel` hands this function out, and `Run::check` has checked the lengths.
+    unsafe {
+        // AdaComp itself must stay a plain addition.
+        if run.extra == 1.0 { all_bins::<true>(run) } else { all_bins::<false>(run) }
     }
 }
 
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 fn all_bins<const PLAIN: bool>(run: Run<'_>) {
-    // Entries are written a vector at a time, so up to a vector past the last that counts.
-    let mut cursor = Cursor::new(run, LANES);
+    let mut cursor = Cursor::new(run);
     let bins = &mut cursor;
     // The number of a small bin's vectors is known when its loop is compiled.
     match bins.bin.div_ceil(LANES) {
@@ -65,7 +60,7 @@ fn small<const VECTORS: usize, const PLAIN: bool>(cursor: &mut Cursor<'_>) {
     let at = |vector: usize| if vector + 1 == VECTORS { tail } else { vector * LANES };
     // Lanes of the last vector that the one before has not seen.
     let new_lanes = 0xff << (VECTORS * LANES - cursor.bin) & 0xff;
-    for _ in 0..cursor.bins() {
+    for _ in 0..cursor.maxima.len() {
         let mut g = [_mm256_setzero_ps(); VECTORS];
         let mut peak = _mm256_setzero_si256();
         for (vector, g) in g.iter_mut().enumerate() {
@@ -102,7 +97,7 @@ fn small<const VECTORS: usize, const PLAIN: bool>(cursor: &mut Cursor<'_>) {
 fn large<const PLAIN: bool>(cursor: &mut Cursor<'_>) {
     let bin = cursor.bin;
     let tail = bin - LANES;
-    for _ in 0..cursor.bins() {
+    for _ in 0..cursor.maxima.len() {
         // SAFETY: every vector is inside the bin, and its entries inside the reserved capacity.
         unsafe {
             let (tail_g, tail_gradient) = load(cursor, tail);
@@ -133,7 +128,8 @@ fn large<const PLAIN: bool>(cursor: &mut Cursor<'_>) {
                     let word = at;
                     let mut hits = 0;
                     while at < tail {
-                        hits |= u64::from(select_8::<PLAIN>(cursor, at, peak)) << (at - word);
+                        let below = select_8::<PLAIN>(cursor, at, peak);
+                        hits |= u64::from(!_mm256_movemask_ps(below) as u8) << (at - word);
                         at += LANES;
                     }
                     let below = below::<PLAIN>(cursor.extra, tail_g, tail_gradient, peak);
@@ -170,18 +166,18 @@ fn below<const PLAIN: bool>(extra: f32, g: __m256, gradient: __m256, peak: __m25
     _mm256_castsi256_ps(_mm256_cmpgt_epi32(peak, magnitude(_mm256_add_ps(g, soft))))
 }
 
-/// Stores `G` of one vector and returns the bits of elements that reach the threshold.
+/// Stores `G` of one vector and returns the lanes, as sign bits, that are below the threshold.
 ///
 /// # Safety
 /// The vector must be inside the bin.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-unsafe fn select_8<const PLAIN: bool>(cursor: &Cursor<'_>, at: usize, peak: __m256i) -> u8 {
+unsafe fn select_8<const PLAIN: bool>(cursor: &Cursor<'_>, at: usize, peak: __m256i) -> __m256 {
     // SAFETY: by the same contract.
     unsafe {
         let (g, gradient) = load(cursor, at);
         _mm256_storeu_ps(cursor.residual.add(at), g);
-        !_mm256_movemask_ps(below::<PLAIN>(cursor.extra, g, gradient, peak)) as u8
+        below::<PLAIN>(cursor.extra, g, gradient, peak)
     }
 }
 
@@ -196,13 +192,8 @@ unsafe fn select_32<const PLAIN: bool>(cursor: &Cursor<'_>, at: usize, peak: __m
     cursor.prefetch(at + 16);
     let mut lanes = [_mm256_setzero_si256(); 4];
     for (vector, lanes) in lanes.iter_mut().enumerate() {
-        let at = at + vector * LANES;
         // SAFETY: by the contract above.
-        unsafe {
-            let (g, gradient) = load(cursor, at);
-            _mm256_storeu_ps(cursor.residual.add(at), g);
-            *lanes = _mm256_castps_si256(below::<PLAIN>(cursor.extra, g, gradient, peak));
-        }
+        *lanes = unsafe { _mm256_castps_si256(select_8::<PLAIN>(cursor, at + vector * LANES, peak)) };
     }
     // Packing works within 128-bit halves; the permutation puts the bytes in order.
     let [a, b, c, d] = lanes;
@@ -310,9 +301,10 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Starts at the first bin, with room for an entry for every element and `slack` more.
-    fn new(run: Run<'a>, slack: usize) -> Self {
-        make_room(run.selected, run.residual.len() + slack);
+    /// Starts at the first bin, with room for an entry for every element. Entries are written a vector at a time, so up to
+    /// a vector past the last that counts.
+    fn new(run: Run<'a>) -> Self {
+        make_room(run.selected, run.residual.len() + LANES);
         let next = run.selected.spare_capacity_mut().as_mut_ptr().cast();
         Self {
             residual: run.residual.as_mut_ptr(),
@@ -324,12 +316,6 @@ impl<'a> Cursor<'a> {
             maxima: run.maxima.iter_mut(),
             selected: run.selected,
         }
-    }
-
-    /// Returns the number of bins that are left.
-    #[inline(always)]
-    fn bins(&self) -> usize {
-        self.maxima.len()
     }
 
     /// Records the current bin's maximum, given as bits. Returns whether the bin is finite.

@@ -52,14 +52,10 @@ const INFINITE: u32 = 0x7f80_0000;
 /// One variant of the selection rule, known to run on this machine.
 ///
 /// All variants give the same bits. Use [`Kernel::best`]; the others are for tests and benchmarks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kernel(Variant);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Variant {
-    Scalar,
-    #[cfg(target_arch = "x86_64")]
-    Avx2(avx2::Avx2),
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel {
+    name: &'static str,
+    run: fn(Run<'_>),
 }
 
 impl Kernel {
@@ -68,38 +64,25 @@ impl Kernel {
         *Self::all().last().expect("the scalar variant runs everywhere")
     }
 
-    /// Returns the variants that this machine can run, slowest first.
+    /// Returns the variants that this machine can run, slowest first. The first is the definition of the rule.
     pub fn all() -> Vec<Self> {
         let variants = [
-            Some(Variant::Scalar),
+            Some(Self { name: "scalar", run: scalar::run }),
             #[cfg(target_arch = "x86_64")]
-            avx2::Avx2::new().map(Variant::Avx2),
+            avx2::kernel(),
         ];
-        variants.into_iter().flatten().map(Self).collect()
-    }
-
-    /// Returns the definition of the rule, which runs everywhere.
-    pub fn scalar() -> Self {
-        Self(Variant::Scalar)
+        variants.into_iter().flatten().collect()
     }
 
     pub(crate) fn run(self, run: Run<'_>) {
         run.check();
-        match self.0 {
-            Variant::Scalar => scalar::run(run),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx2(avx2) => avx2.run(run),
-        }
+        (self.run)(run)
     }
 }
 
 /// Writes `scalar` or `avx2`.
 impl fmt::Display for Kernel {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(match self.0 {
-            Variant::Scalar => "scalar",
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx2(_) => "avx2",
-        })
+        formatter.pad(self.name)
     }
 }

@@ -61,7 +61,8 @@ pub struct BitReader<'a> {
     bytes: &'a [u8],
     /// Bytes that `word` has taken; it may run past the end.
     taken: usize,
-    word: u64,
+    /// The next bits, the first of them lowest.
+    pub(super) word: u64,
     /// Bits of `word` that are still to be read.
     left: u32,
 }
@@ -98,12 +99,6 @@ impl<'a> BitReader<'a> {
         self.taken += (63 - self.left as usize) / 8;
         self.left |= AT_HAND;
         true
-    }
-
-    /// Returns the next bits, the first of them lowest.
-    #[inline]
-    pub(super) fn at_hand(&self) -> u64 {
-        self.word
     }
 
     /// Skips bits that `word` has.
@@ -177,14 +172,9 @@ impl<'a> BitReader<'a> {
     pub(super) fn bytes_left(&self) -> usize {
         self.bytes.len().saturating_sub(self.position().div_ceil(8))
     }
-
-    /// Returns whether all that is left is zeros that fill the last byte.
-    pub(super) fn only_filling_left(&self) -> bool {
-        self.after().is_some_and(<[u8]>::is_empty)
-    }
 }
 
-const TRUNCATED: DecodeError = DecodeError::Truncated { part: "selected elements" };
+pub(super) const TRUNCATED: DecodeError = DecodeError::Truncated { part: "selected elements" };
 
 /// Appends a number in as few bytes as it needs: seven bits a byte, lowest first, the top bit set on all but the last.
 pub fn write_varint(mut number: u32, out: &mut Vec<u8>) {

@@ -3,7 +3,7 @@
 //! A frame is checked completely and kept as its bytes, which take a quarter of the memory of packets, or less. Learners
 //! add its sections up straight from these bytes, block by block.
 
-use super::{Codec, Cut, Header, bits, paper, rice};
+use super::{Codec, Header, bits, paper, rice};
 use crate::error::DecodeError;
 use crate::packet::{HighWaterMark, Packet, Selected, Sparse, make_room};
 use crate::policy::{Layout, Treatment};
@@ -52,35 +52,10 @@ struct Checked {
     contents: Range<usize>,
 }
 
-/// Which layers a frame must have.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Expected<'a> {
-    /// All of the layout.
-    All,
-    /// These, by ascending numbers.
-    Layers(&'a [usize]),
-}
-
-impl Expected<'_> {
-    fn layer(&self, position: usize, layout: &Layout) -> Option<usize> {
-        match self {
-            Self::All => (position < layout.len()).then_some(position),
-            Self::Layers(layers) => layers.get(position).copied(),
-        }
-    }
-
-    fn count(&self, layout: &Layout) -> usize {
-        match self {
-            Self::All => layout.len(),
-            Self::Layers(layers) => layers.len(),
-        }
-    }
-}
-
 impl Frame {
     /// Reads a frame of all layers. Everything is checked, and after an error the frame has no sections.
     pub fn decode(&mut self, bytes: &[u8], layout: &Layout) -> Result<Header, DecodeError> {
-        self.decode_expected(bytes, layout, Expected::All)
+        self.decode_layers(bytes, layout, layout.all())
     }
 
     /// Reads a frame of these layers, by ascending numbers.
@@ -90,18 +65,9 @@ impl Frame {
         layout: &Layout,
         layers: &[usize],
     ) -> Result<Header, DecodeError> {
-        self.decode_expected(bytes, layout, Expected::Layers(layers))
-    }
-
-    pub(crate) fn decode_expected(
-        &mut self,
-        bytes: &[u8],
-        layout: &Layout,
-        expected: Expected<'_>,
-    ) -> Result<Header, DecodeError> {
         self.sections.clear();
         self.bytes.clear();
-        let result = self.read(bytes, layout, expected);
+        let result = self.read(bytes, layout, layers);
         self.header = result.as_ref().ok().copied();
         if result.is_err() {
             self.sections.clear();
@@ -110,25 +76,24 @@ impl Frame {
         result
     }
 
-    fn read(&mut self, bytes: &[u8], layout: &Layout, expected: Expected<'_>) -> Result<Header, DecodeError> {
+    fn read(&mut self, bytes: &[u8], layout: &Layout, layers: &[usize]) -> Result<Header, DecodeError> {
         let (header, count, rest) = open(bytes)?;
         if header.fingerprint != layout.fingerprint() {
             let (expected, actual) = (layout.fingerprint(), header.fingerprint);
             return Err(DecodeError::Fingerprint { expected, actual });
         }
-        let expected_count = if header.non_finite { 0 } else { expected.count(layout) };
-        if count != expected_count {
-            let position = count.min(expected_count);
-            let layer = expected.layer(position, layout).filter(|_| position < expected_count);
-            return Err(DecodeError::Layer { position, expected: layer, actual: None });
+        let layers = if header.non_finite { &[] } else { layers };
+        if count != layers.len() {
+            let position = count.min(layers.len());
+            let expected = layers.get(position).copied();
+            return Err(DecodeError::Layer { position, expected, actual: None });
         }
-        walk(count, rest, |position, section| {
-            let RawSection { layer, kind, contents, bytes } = section;
-            let expected = expected.layer(position, layout);
-            if Some(layer) != expected || layer >= layout.len() {
-                return Err(DecodeError::Layer { position, expected, actual: Some(layer) });
+        walk(count, rest, |section, contents| {
+            let (position, layer) = (self.sections.len(), section.layer);
+            if layer != layers[position] || layer >= layout.len() {
+                let (expected, actual) = (Some(layers[position]), Some(layer));
+                return Err(DecodeError::Layer { position, expected, actual });
             }
-            let section = Section { layer, form: Form::read(layer, kind)?, bytes };
             let (treatment, elements) = (layout[layer].treatment, layout[layer].elements());
             let start = self.bytes.len();
             let range = start..start + contents.len();
@@ -205,8 +170,8 @@ impl Frame {
 pub fn outline(bytes: &[u8]) -> Result<(Header, Vec<Section>), DecodeError> {
     let (header, count, rest) = open(bytes)?;
     let mut sections = Vec::new();
-    walk(count, rest, |_, RawSection { layer, kind, bytes, .. }| {
-        sections.push(Section { layer, form: Form::read(layer, kind)?, bytes });
+    walk(count, rest, |section, _| {
+        sections.push(section);
         Ok(())
     })?;
     Ok((header, sections))
@@ -277,7 +242,7 @@ impl<'a> Contents<'a> {
                 let (values, bytes) = sent_values(bytes, layer, treatment)?;
                 let elements = match codec {
                     Codec::Paper => {
-                        Elements::Paper(paper::Words::open(bytes, layer, Cut::of(treatment, elements))?)
+                        Elements::Paper(paper::Words::open(bytes, layer, paper::bin(treatment), elements)?)
                     }
                     Codec::Rice => Elements::Rice(rice::Codes::open(bytes, layer, elements)?),
                 };
@@ -381,22 +346,13 @@ fn open(bytes: &[u8]) -> Result<(Header, usize, &[u8]), DecodeError> {
     Ok((header, sections as usize, rest))
 }
 
-/// A section as it is written.
-struct RawSection<'a> {
-    layer: usize,
-    kind: u8,
-    contents: &'a [u8],
-    /// Bytes of all of it.
-    bytes: usize,
-}
-
-/// Hands on the sections of a frame with their positions, of which there must be `count` in all of `rest`.
+/// Hands on the sections of a frame with their contents. There must be `count` in all of `rest`.
 fn walk<'a>(
     count: usize,
     mut rest: &'a [u8],
-    mut take: impl FnMut(usize, RawSection<'a>) -> Result<(), DecodeError>,
+    mut take: impl FnMut(Section, &'a [u8]) -> Result<(), DecodeError>,
 ) -> Result<(), DecodeError> {
-    for position in 0..count {
+    for _ in 0..count {
         let before = rest.len();
         let layer = bits::read_varint(&mut rest, "a layer number")? as usize;
         let (&kind, after) = rest.split_first().ok_or(DecodeError::Truncated { part: "a section kind" })?;
@@ -405,7 +361,8 @@ fn walk<'a>(
         let (contents, after) =
             rest.split_at_checked(length).ok_or(DecodeError::Truncated { part: "a section" })?;
         rest = after;
-        take(position, RawSection { layer, kind, contents, bytes: before - rest.len() })?;
+        let form = Form::read(layer, kind)?;
+        take(Section { layer, form, bytes: before - rest.len() }, contents)?;
     }
     match rest.len() {
         0 => Ok(()),

