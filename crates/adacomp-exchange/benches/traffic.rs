@@ -7,7 +7,7 @@
 mod common;
 
 use adacomp::{Outcome, Parameter, Policy};
-use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{Messages, Strategy};
 use common::{Gradients, flag, median, number, print, text, time};
 use std::hint::black_box;
@@ -32,7 +32,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
         Policy::adacomp().layout([Parameter::new("weight", &[1, elements])]).expect("a valid layout");
     let layout = Arc::new(layout);
     // The first learner apart, so that its own work can be timed.
-    let protocol = |hosted| Protocol::new(layout.clone(), strategy, learners, hosted);
+    let protocol = |hosted| ByHand::by_hand(layout.clone(), strategy, learners, hosted);
     let mut protocols =
         [protocol(0..1).expect("a valid protocol"), protocol(1..learners).expect("a valid protocol")];
     let (mut gradient, mut residual) = (vec![0.0; elements], vec![0.0; elements]);
@@ -63,14 +63,14 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
             protocols[1].incoming(0, round, &incoming[1]).expect("all messages");
             decode += time(|| protocols[0].incoming(0, round, &incoming[0]).expect("all messages"));
         }
-        let verdicts: Vec<_> = protocols.iter_mut().flat_map(Protocol::verdict).map(Arc::new).collect();
-        let statistics = |protocol: &mut Protocol| {
+        let verdicts: Vec<_> = protocols.iter_mut().flat_map(ByHand::verdict).map(Arc::new).collect();
+        let statistics = |protocol: &mut ByHand| {
             protocol.compressor(0).and_then(|compressor| compressor.statistics().next())
         };
         let scale = statistics(&mut protocols[0]).map_or(0.0, |layer| layer.scale);
         for (number, (protocol, output)) in protocols.iter_mut().zip(&mut outputs).enumerate().rev() {
             let seconds = time(|| {
-                let outcome = protocol.conclude(&verdicts, &mut [output]).expect("a good step");
+                let outcome = protocol.conclude(&verdicts, Some(&mut [output])).expect("a good step");
                 assert_eq!(outcome, Outcome::Averaged);
             });
             decode += if number == 0 { seconds } else { 0.0 };
