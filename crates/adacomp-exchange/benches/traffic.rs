@@ -32,7 +32,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
         Policy::adacomp().layout([Parameter::new("weight", &[1, elements])]).expect("a valid layout");
     let layout = Arc::new(layout);
     // The first learner apart, so that its own work can be timed.
-    let protocol = |hosted| ByHand::by_hand(layout.clone(), strategy, learners, hosted);
+    let protocol = |hosted| ByHand::unconnected((), layout.clone(), strategy, learners, hosted);
     let mut protocols =
         [protocol(0..1).expect("a valid protocol"), protocol(1..learners).expect("a valid protocol")];
     let (mut gradient, mut residual) = (vec![0.0; elements], vec![0.0; elements]);

@@ -3,6 +3,7 @@
 use crate::error::{ExchangeError, TransportError};
 use crate::message::{Context, check_agreement, describe};
 use crate::protocol::{Group, Learner, Traffic};
+use crate::state::owner_layout;
 use crate::strategy::{Rounds, Strategy};
 use crate::transport::{Messages, Transport};
 use adacomp::internal::check_ascending;
@@ -118,7 +119,7 @@ impl<T: Transport> Exchange<T> {
         options: impl Into<Options>,
     ) -> Result<Self, ExchangeError> {
         let (learners, hosted) = (transport.learners(), transport.hosted());
-        let mut exchange = Self::unconnected(transport, layout.into(), options.into(), learners, hosted)?;
+        let mut exchange = Self::unconnected(transport, layout, options, learners, hosted)?;
         let description = describe(&exchange.layout, exchange.options, learners);
         let texts = exchange.transport.all_gather(vec![description; exchange.hosted.len()]);
         check_agreement(&texts.map_err(|source| ExchangeError::Transport { step: 0, source })?)?;
@@ -373,20 +374,31 @@ impl<T: Transport> Exchange<T> {
 }
 
 impl<T> Exchange<T> {
-    /// Connects nothing yet.
+    /// Creates the learners of `hosted`, whose messages are carried by hand unless the transport does it.
     ///
     /// # Panics
     /// If no learner is hosted here, or one that is not among all.
-    fn unconnected(
+    #[doc(hidden)]
+    pub fn unconnected(
         transport: T,
-        layout: Arc<Layout>,
-        options: Options,
+        layout: impl Into<Arc<Layout>>,
+        options: impl Into<Options>,
         learners: usize,
         hosted: Range<usize>,
     ) -> Result<Self, ExchangeError> {
         assert!(!hosted.is_empty() && hosted.end <= learners, "learners {hosted:?} of {learners}");
+        let (layout, options) = (layout.into(), options.into());
         options.strategy.check(&layout)?;
-        let learner = |(position, number)| Learner::new(&layout, options, learners, position, number);
+        let owner = |number| Compressor::new(owner_layout(&layout, options, number, learners));
+        let learner = |(position, number)| Learner {
+            number,
+            position,
+            compressor: Compressor::new(layout.clone()).with_threads(options.threads),
+            owner: (options.strategy == Strategy::Sharded).then(|| owner(number)),
+            owner_before: Vec::new(),
+            traffic: Traffic::default(),
+            fault: None,
+        };
         let mut exchange = Self {
             hosted: hosted.enumerate().map(learner).collect(),
             transport,
@@ -459,10 +471,8 @@ impl<T> Exchange<T> {
 
     /// Makes layers whose gradient is zero everywhere send nothing from now on: see [`Compressor::set_skip_unused`].
     pub fn set_skip_unused(&mut self, skip: bool) {
-        for learner in &mut self.hosted {
-            learner.compressor.set_skip_unused(skip);
-            learner.owner.iter_mut().for_each(|owner| owner.set_skip_unused(skip));
-        }
+        let compressors = self.hosted.iter_mut().flat_map(Learner::compressors);
+        compressors.for_each(|compressor| compressor.set_skip_unused(skip));
     }
 
     /// Returns the layers of each group of this step.
@@ -471,19 +481,8 @@ impl<T> Exchange<T> {
     }
 }
 
-/// Learners without a transport: what they send is carried by hand, as tests, benchmarks and fuzzing do.
 #[doc(hidden)]
 impl Exchange<()> {
-    /// Creates the learners of `hosted`.
-    pub fn by_hand(
-        layout: impl Into<Arc<Layout>>,
-        options: impl Into<Options>,
-        learners: usize,
-        hosted: Range<usize>,
-    ) -> Result<Self, ExchangeError> {
-        Self::unconnected((), layout.into(), options.into(), learners, hosted)
-    }
-
     /// Compresses one layer's gradient, and starts nothing.
     pub fn submit(
         &mut self,

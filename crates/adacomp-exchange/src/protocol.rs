@@ -8,12 +8,11 @@
 //! finite, sends envelopes that say so.
 
 use crate::error::{Cause, ExchangeError, TransportError};
-use crate::exchange::{Exchange, GroupAverage, Options};
+use crate::exchange::{Exchange, GroupAverage};
 use crate::message::{Context, Flag};
-use crate::state::owner_layout;
 use crate::strategy::{Collective, Fault, Rounds, Strategy};
 use crate::transport::Messages;
-use adacomp::{CompressError, Compressor, Layout, Outcome, Sending};
+use adacomp::{CompressError, Compressor, Outcome, Sending};
 use std::sync::Arc;
 
 /// The bytes of one layer, without the envelopes that layers share.
@@ -51,27 +50,13 @@ pub(crate) struct Learner {
     pub(crate) owner_before: Vec<(usize, Vec<(u32, f32)>)>,
     pub(crate) traffic: Traffic,
     /// What it has refused in this step.
-    fault: Option<Fault>,
+    pub(crate) fault: Option<Fault>,
 }
 
 impl Learner {
-    pub(crate) fn new(
-        layout: &Arc<Layout>,
-        options: Options,
-        learners: usize,
-        position: usize,
-        number: usize,
-    ) -> Self {
-        Self {
-            number,
-            position,
-            compressor: Compressor::new(layout.clone()).with_threads(options.threads),
-            owner: (options.strategy == Strategy::Sharded)
-                .then(|| Compressor::new(owner_layout(layout, options, number, learners))),
-            owner_before: Vec::new(),
-            traffic: Traffic::default(),
-            fault: None,
-        }
+    /// Returns what compresses for the learner, and for it as an owner.
+    pub(crate) fn compressors(&mut self) -> impl Iterator<Item = &mut Compressor> {
+        [Some(&mut self.compressor), self.owner.as_mut()].into_iter().flatten()
     }
 
     fn refuse(&mut self, fault: &Fault) {
@@ -87,12 +72,8 @@ impl Learner {
     /// Makes what was sent in the step leave the residuals.
     pub(crate) fn commit(&mut self) -> Result<(), CompressError> {
         self.owner_before.clear();
-        for compressor in [Some(&mut self.compressor), self.owner.as_mut()].into_iter().flatten() {
-            if compressor.is_open() {
-                compressor.commit()?;
-            }
-        }
-        Ok(())
+        let mut open = self.compressors().filter(|compressor| compressor.is_open());
+        open.try_for_each(Compressor::commit)
     }
 
     /// Returns what was selected to the residuals, and an owner to what it was before the step.

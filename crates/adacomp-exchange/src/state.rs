@@ -165,10 +165,9 @@ impl<T> Exchange<T> {
 
     /// Returns whether a learner keeps anything of a layer, as a learner or as an owner.
     pub fn keeps(&mut self, learner: usize, layer: usize) -> bool {
-        let some = |values: &[f32]| values.iter().any(|value| *value != 0.0);
-        let own =
-            self.compressor(learner).and_then(|compressor| compressor.residual(layer)).is_some_and(some);
-        own || self.owner(learner).and_then(|owner| owner.residual(layer)).is_some_and(some)
+        let compressors = self.learner(learner).into_iter().flat_map(Learner::compressors);
+        let mut kept = compressors.filter_map(|compressor| compressor.residual(layer)).flatten();
+        kept.any(|value| *value != 0.0)
     }
 }
 

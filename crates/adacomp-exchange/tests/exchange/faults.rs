@@ -160,7 +160,7 @@ fn a_learner_with_another_model_is_refused_in_the_step_too() {
     for strategy in STRATEGIES {
         let mut protocols = protocols(2, strategy);
         let other = crate::support::model_with(Policy::adacomp().soft_threshold(1.5));
-        protocols[1] = ByHand::by_hand(other, strategy, 2, 1..2).unwrap();
+        protocols[1] = ByHand::unconnected((), other, strategy, 2, 1..2).unwrap();
         submit(&mut protocols, 0);
         let results = carry(&mut protocols, |_, _| {});
         assert!(results.iter().all(Result::is_err), "{strategy:?}");

@@ -256,7 +256,7 @@ fn unused_layers_send_nothing_after_loading_either() {
 #[test]
 fn averages_need_a_slice_for_each_layer() {
     for strategy in STRATEGIES {
-        let write = || ByHand::by_hand(model(), strategy, 1, 0..1).unwrap().average(0).write(&mut []);
+        let write = || ByHand::unconnected((), model(), strategy, 1, 0..1).unwrap().average(0).write(&mut []);
         let panic = std::panic::catch_unwind(write).expect_err("too few slices");
         let text = panic.downcast_ref::<String>().expect("a message");
         assert!(text.contains("a slice for each layer of the group"), "{text}");

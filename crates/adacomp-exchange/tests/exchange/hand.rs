@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// One protocol for each learner, each hosting one.
 pub(crate) fn protocols(learners: usize, strategy: Strategy) -> Vec<ByHand> {
     (0..learners)
-        .map(|learner| ByHand::by_hand(model(), strategy, learners, learner..learner + 1).unwrap())
+        .map(|learner| ByHand::unconnected((), model(), strategy, learners, learner..learner + 1).unwrap())
         .collect()
 }
 

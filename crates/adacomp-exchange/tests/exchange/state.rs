@@ -121,7 +121,7 @@ fn a_bad_state_changes_nothing() {
     without_owner[1].owner = None;
     let mut mixed = states.clone();
     mixed[1] = trained_for(2, Strategy::Sharded, 2).1.remove(1);
-    let mut protocol = ByHand::by_hand(model(), Strategy::Sharded, 3, 1..2).unwrap();
+    let mut protocol = ByHand::unconnected((), model(), Strategy::Sharded, 3, 1..2).unwrap();
     for bad in [&cut[..], &without_owner, &mixed, &states[..1], &[]] {
         assert!(protocol.load(bad).is_err());
         assert_eq!(protocol.step(), 0);
