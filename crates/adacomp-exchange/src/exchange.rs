@@ -131,11 +131,6 @@ impl<T: Transport> Exchange<T> {
         &mut self.transport
     }
 
-    /// Returns the transport for another use. The residuals are dropped.
-    pub fn into_transport(self) -> T {
-        self.transport
-    }
-
     /// Begins a group of these layers, in ascending order, as the next group of this step, and returns its number. Its first
     /// round starts as soon as all its gradients have been submitted.
     ///

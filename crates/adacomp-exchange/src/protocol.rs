@@ -246,18 +246,16 @@ impl<T> Exchange<T> {
         let collective = context.collective();
         // What is sent to all is taken once for all learners that are hosted here, the rest by each.
         let (together, rows): (usize, Vec<Vec<&[u8]>>) = match (collective, messages) {
-            (Collective::AllGather, Messages::AllGather(messages)) => {
-                (hosted.len(), vec![messages.iter().map(|message| message.as_slice()).collect()])
+            (Collective::AllGather, Messages::AllGather(all)) => {
+                messages.check(context.learners, 0)?;
+                (hosted.len(), vec![all.iter().map(|message| message.as_slice()).collect()])
             }
             (Collective::AllToAll, Messages::AllToAll(rows)) => {
+                messages.check(hosted.len(), context.learners)?;
                 (1, rows.iter().map(|row| row.iter().map(Vec::as_slice).collect()).collect())
             }
             _ => return Err(TransportError::OutOfStep),
         };
-        messages.check(
-            if collective == Collective::AllGather { context.learners } else { hosted.len() },
-            context.learners,
-        )?;
         for (learners, messages) in hosted.chunks_mut(together).zip(rows) {
             learners.iter_mut().for_each(|learner| learner.count_received(&messages));
             let mut receive = || {
@@ -288,30 +286,24 @@ impl<T> Exchange<T> {
         self.non_finite.is_none() && self.hosted.iter().all(|learner| learner.fault.is_none())
     }
 
-    fn verdict_context(&self) -> Context<'_> {
-        Context::verdict(&self.layout, self.options, self.learners, self.step)
-    }
-
     /// Returns what each learner that is hosted here says of the step: a message to all, empty but for its envelope if it has
     /// refused nothing.
     pub fn verdict(&mut self) -> Vec<Vec<u8>> {
-        let context = self.verdict_context();
+        let Self { layout, options, learners, hosted, step, .. } = self;
+        let context = Context::verdict(layout, *options, *learners, *step);
         let flag = if self.non_finite.is_some() { Flag::NonFinite } else { Flag::Good };
-        let verdict = |learner: &Learner| {
-            context.seal(flag, learner.number, None, |message| {
+        let verdict = |learner: &mut Learner| {
+            let verdict = context.seal(flag, learner.number, None, |message| {
                 if let Some(fault) = &learner.fault {
                     message.push(if fault.cause == Cause::Failed { SECONDARY } else { PRIMARY });
                     message.extend_from_slice(&(fault.sender as u32).to_le_bytes());
                     message.extend_from_slice(fault.cause.to_string().as_bytes());
                 }
-            })
+            });
+            learner.traffic.sent += ((context.learners - 1) * verdict.len()) as u64;
+            verdict
         };
-        let verdicts: Vec<_> = self.hosted.iter().map(verdict).collect();
-        let copies = self.learners as u64 - 1;
-        for (learner, verdict) in self.hosted.iter_mut().zip(&verdicts) {
-            learner.traffic.sent += copies * verdict.len() as u64;
-        }
-        verdicts
+        hosted.iter_mut().map(verdict).collect()
     }
 
     /// Ends the step as all learners' verdicts say. The output, a slice for each layer, is written only if the gradient was
@@ -356,9 +348,10 @@ impl<T> Exchange<T> {
             let source = TransportError::Messages { expected: self.learners, actual: verdicts.len() };
             return Err(ExchangeError::Transport { step, source });
         }
+        let context = Context::verdict(&self.layout, self.options, self.learners, step);
         let (mut refused, mut non_finite) = (Vec::new(), self.non_finite);
         for (learner, verdict) in verdicts.iter().enumerate() {
-            let opened = self.verdict_context().open(verdict, learner, None);
+            let opened = context.open(verdict, learner, None);
             let (flag, contents) =
                 opened.map_err(|source| ExchangeError::Verdict { step, learner, source })?;
             if flag == Flag::NonFinite {
