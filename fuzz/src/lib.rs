@@ -89,7 +89,8 @@ pub type Ended = (Result<Outcome, ExchangeError>, Vec<Vec<f32>>);
 
 impl Learners {
     pub fn new(learners: usize, strategy: Strategy) -> Self {
-        let protocol = |learner| ByHand::unconnected((), LAYOUT.clone(), strategy, learners, learner..learner + 1);
+        let protocol =
+            |learner| ByHand::unconnected((), LAYOUT.clone(), strategy, learners, learner..learner + 1);
         Self((0..learners).map(|learner| protocol(learner).expect("a valid protocol")).collect())
     }
 
