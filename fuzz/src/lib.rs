@@ -4,7 +4,7 @@
 //! after. So every input gets past the first checks, without a corpus of seeds.
 
 use adacomp::{Layer, Layout, Outcome, Parameter, Policy, Treatment};
-use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{ExchangeError, Messages, Strategy};
 use std::sync::{Arc, LazyLock};
 
@@ -82,14 +82,15 @@ pub fn fix_frame(frame: &mut [u8]) {
 }
 
 /// Learners that are driven by hand.
-pub struct Learners(pub Vec<Protocol>);
+pub struct Learners(pub Vec<ByHand>);
 
 /// How a step ended on one learner, and what it wrote.
 pub type Ended = (Result<Outcome, ExchangeError>, Vec<Vec<f32>>);
 
 impl Learners {
     pub fn new(learners: usize, strategy: Strategy) -> Self {
-        let protocol = |learner| Protocol::new(LAYOUT.clone(), strategy, learners, learner..learner + 1);
+        let protocol =
+            |learner| ByHand::unconnected((), LAYOUT.clone(), strategy, learners, learner..learner + 1);
         Self((0..learners).map(|learner| protocol(learner).expect("a valid protocol")).collect())
     }
 
@@ -136,7 +137,7 @@ impl Learners {
 
     /// Returns all learners' verdicts.
     pub fn verdicts(&mut self) -> Vec<Vec<u8>> {
-        self.0.iter_mut().flat_map(Protocol::verdict).collect()
+        self.0.iter_mut().flat_map(ByHand::verdict).collect()
     }
 
     /// Ends the step on all learners. They must end it in the same way: with the same outcome or error, the same average to the
@@ -144,10 +145,10 @@ impl Learners {
     pub fn conclude(&mut self, verdicts: Vec<Vec<u8>>) -> Ended {
         let verdicts: Vec<_> = verdicts.into_iter().map(Arc::new).collect();
         let untouched: Vec<_> = LAYOUT.layers().iter().map(|layer| vec![7.0; layer.elements()]).collect();
-        let mut conclude = |protocol: &mut Protocol| {
+        let mut conclude = |protocol: &mut ByHand| {
             let mut output = untouched.clone();
             let slices = &mut output.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>();
-            let outcome = protocol.conclude(&verdicts, slices);
+            let outcome = protocol.conclude(&verdicts, Some(slices));
             assert!(matches!(outcome, Ok(Outcome::Averaged)) || output == untouched);
             (outcome, output)
         };

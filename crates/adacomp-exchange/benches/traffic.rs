@@ -7,7 +7,7 @@
 mod common;
 
 use adacomp::{Outcome, Parameter, Policy};
-use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{Messages, Strategy};
 use common::{Gradients, flag, median, time};
 use std::hint::black_box;
@@ -32,9 +32,9 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
         Policy::adacomp().layout([Parameter::new("weight", &[1, elements])]).expect("a valid layout");
     let layout = Arc::new(layout);
     // The first learner apart, so that its own work can be timed.
-    let protocol = |hosted| Protocol::new(layout.clone(), strategy, learners, hosted);
-    let mut protocols =
-        [protocol(0..1).expect("a valid protocol"), protocol(1..learners).expect("a valid protocol")];
+    let mut exchanges = [0..1, 1..learners].map(|hosted| {
+        ByHand::unconnected((), layout.clone(), strategy, learners, hosted).expect("valid learners")
+    });
     let (mut gradient, mut residual) = (vec![0.0; elements], vec![0.0; elements]);
     let mut outputs = [vec![0.0; elements], vec![0.0; elements]];
     // Residuals take a while to fill; dense has none.
@@ -45,7 +45,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     for step in 0..warm_up + steps {
         for learner in (0..learners).rev() {
             gradients.fill(&mut gradient);
-            protocols[learner.min(1)]
+            exchanges[learner.min(1)]
                 .submit(learner, 0, gradient.as_slice().into())
                 .expect("a valid gradient");
         }
@@ -53,21 +53,21 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
             residual.iter_mut().zip(black_box(&gradient)).for_each(|(r, dw): (&mut f32, _)| *r += dw)
         });
         let (mut encode, mut decode, mut last_round) = (0.0, 0.0, 0);
-        for round in 0..protocols[0].rounds() {
+        for round in 0..exchanges[0].rounds() {
             let mut first = Messages::AllGather(Vec::new());
-            encode += time(|| first = protocols[0].outgoing(0, round));
-            let incoming = carry(first, protocols[1].outgoing(0, round));
+            encode += time(|| first = exchanges[0].outgoing(0, round));
+            let incoming = carry(first, exchanges[1].outgoing(0, round));
             if let Messages::AllGather(messages) = &incoming[0] {
                 last_round = messages.iter().map(|message| message.len()).sum();
             }
-            protocols[1].incoming(0, round, &incoming[1]).expect("all messages");
-            decode += time(|| protocols[0].incoming(0, round, &incoming[0]).expect("all messages"));
+            exchanges[1].incoming(0, round, &incoming[1]).expect("all messages");
+            decode += time(|| exchanges[0].incoming(0, round, &incoming[0]).expect("all messages"));
         }
-        let verdicts: Vec<_> = protocols.iter_mut().flat_map(Protocol::verdict).map(Arc::new).collect();
-        let scale = protocols[0].compressor(0).map_or(0.0, |compressor| compressor.layer_statistics(0).scale);
-        for (number, (protocol, output)) in protocols.iter_mut().zip(&mut outputs).enumerate().rev() {
+        let verdicts: Vec<_> = exchanges.iter_mut().flat_map(ByHand::verdict).map(Arc::new).collect();
+        let scale = exchanges[0].compressor(0).map_or(0.0, |compressor| compressor.layer_statistics(0).scale);
+        for (number, (exchange, output)) in exchanges.iter_mut().zip(&mut outputs).enumerate().rev() {
             let seconds = time(|| {
-                let outcome = protocol.conclude(&verdicts, &mut [output]).expect("a good step");
+                let outcome = exchange.conclude(&verdicts, Some(&mut [output])).expect("a good step");
                 assert_eq!(outcome, Outcome::Averaged);
             });
             decode += if number == 0 { seconds } else { 0.0 };
@@ -78,7 +78,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
             encodes.push(encode);
             decodes.push(decode);
             for learner in 0..learners {
-                let traffic = protocols[learner.min(1)].traffic(learner).expect("a hosted learner");
+                let traffic = exchanges[learner.min(1)].traffic(learner).expect("a hosted learner");
                 sent += traffic.sent;
                 received += traffic.received;
             }
@@ -100,7 +100,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     );
 }
 
-/// What comes to each of two protocols, of which the first hosts one learner.
+/// What comes to each of two exchanges, of which the first hosts one learner.
 fn carry(first: Messages, rest: Messages) -> [Messages; 2] {
     match (first, rest) {
         (Messages::AllGather(first), Messages::AllGather(rest)) => {

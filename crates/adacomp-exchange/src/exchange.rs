@@ -1,14 +1,18 @@
 //! A step over a transport: gradients in, the averaged gradient out.
 
 use crate::error::{ExchangeError, TransportError};
-use crate::message::{check_agreement, describe};
-use crate::protocol::{Protocol, Traffic};
-use crate::state::LearnerState;
-use crate::strategy::Strategy;
+use crate::message::{Context, check_agreement, describe};
+use crate::protocol::{Group, Learner, Traffic};
+use crate::state::owner_layout;
+use crate::strategy::{Rounds, Strategy};
 use crate::transport::{Messages, Transport};
-use adacomp::{Codec, CompressError, Compressor, Gradient, Layout, Outcome, Selected, Sending};
+use adacomp::internal::check_ascending;
+use adacomp::{
+    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Selected, Sending,
+};
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,14 +47,14 @@ pub enum SendVerdict {
 
 /// The averaged gradient of a group whose rounds are over.
 pub struct GroupAverage<'a> {
-    protocol: &'a mut Protocol,
-    group: usize,
+    pub(crate) context: Context<'a>,
+    pub(crate) rounds: &'a mut dyn Rounds,
 }
 
 impl GroupAverage<'_> {
     /// Returns the number of the group in its step.
     pub fn group(&self) -> usize {
-        self.group
+        self.context.group as usize
     }
 
     /// Writes it into a slice for each layer of the group, by ascending layer.
@@ -58,7 +62,8 @@ impl GroupAverage<'_> {
     /// # Panics
     /// If there are not as many slices as layers.
     pub fn write(self, output: &mut [&mut [f32]]) {
-        self.protocol.write(self.group, output);
+        assert_eq!(output.len(), self.context.layers.len(), "a slice for each layer of the group");
+        self.rounds.write(&self.context, output);
     }
 }
 
@@ -81,7 +86,19 @@ pub struct Seconds {
 /// as the backward pass produces them; the result is the same to the bit.
 pub struct Exchange<T> {
     transport: T,
-    protocol: Protocol,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) options: Options,
+    pub(crate) learners: usize,
+    pub(crate) hosted: Vec<Learner>,
+    pub(crate) step: u64,
+    pub(crate) sending: Sending,
+    /// The first learner whose gradient is not finite.
+    pub(crate) non_finite: Option<usize>,
+    pub(crate) groups: Vec<Group>,
+    /// The number of groups in this step. The others are of the step before, and kept for their memory.
+    pub(crate) in_use: usize,
+    /// Whether groups are begun by the driver, rather than one group of all layers.
+    pub(crate) as_given: bool,
     /// Rounds under way: group and round, oldest first.
     under_way: VecDeque<(usize, usize)>,
     /// Groups whose first round has been started.
@@ -97,84 +114,21 @@ impl<T: Transport> Exchange<T> {
     /// Connects the learners. All must have been started with the same layout and options (but for threads): if not, all get an
     /// error that says which learner differs and in what.
     pub fn new(
-        mut transport: T,
+        transport: T,
         layout: impl Into<Arc<Layout>>,
         options: impl Into<Options>,
     ) -> Result<Self, ExchangeError> {
-        let (layout, options) = (layout.into(), options.into());
         let (learners, hosted) = (transport.learners(), transport.hosted());
-        let description = describe(&layout, options, learners);
-        let protocol = Protocol::new(layout, options, learners, hosted.clone())?;
-        let failed = |source| ExchangeError::Transport { step: 0, source };
-        let texts = transport.all_gather(vec![description; hosted.len()]).map_err(failed)?;
-        check_agreement(&texts)?;
-        Ok(Self {
-            transport,
-            protocol,
-            under_way: VecDeque::new(),
-            started: 0,
-            spent: Seconds::default(),
-            seconds: Seconds::default(),
-            broken: None,
-        })
+        let mut exchange = Self::unconnected(transport, layout, options, learners, hosted)?;
+        let description = describe(&exchange.layout, exchange.options, learners);
+        let texts = exchange.transport.all_gather(vec![description; exchange.hosted.len()]);
+        check_agreement(&texts.map_err(|source| ExchangeError::Transport { step: 0, source })?)?;
+        Ok(exchange)
     }
 
     /// Returns the transport: for bytes that are not gradients, between steps.
     pub fn transport(&mut self) -> &mut T {
         &mut self.transport
-    }
-
-    /// Returns the transport for another use. The residuals are dropped.
-    pub fn into_transport(self) -> T {
-        self.transport
-    }
-
-    /// Returns the layout.
-    pub fn layout(&self) -> &Arc<Layout> {
-        &self.protocol.layout
-    }
-
-    /// Returns the options.
-    pub fn options(&self) -> Options {
-        self.protocol.options
-    }
-
-    /// Returns the number of the step that is next or going on.
-    pub fn step(&self) -> u64 {
-        self.protocol.step()
-    }
-
-    /// Returns the bytes of a learner that is hosted here in the last step.
-    pub fn traffic(&self, learner: usize) -> Option<&Traffic> {
-        self.protocol.traffic(learner)
-    }
-
-    /// Returns where the time of the last step went.
-    pub fn seconds(&self) -> Seconds {
-        self.seconds
-    }
-
-    /// Returns the compressor of a learner that is hosted here: its residuals and statistics.
-    pub fn compressor(&mut self, learner: usize) -> Option<&mut Compressor> {
-        self.protocol.compressor(learner)
-    }
-
-    /// Returns what a learner that is hosted here keeps as an owner with `sharded`. Its layers are the learner's shares.
-    pub fn owner(&mut self, learner: usize) -> Option<&mut Compressor> {
-        self.protocol.owner(learner)
-    }
-
-    /// Sets what the next step sends: what is selected, or all of it in f32. All learners must do the same.
-    ///
-    /// # Panics
-    /// If a gradient has been submitted already.
-    pub fn set_sending(&mut self, sending: Sending) {
-        self.protocol.set_sending(sending);
-    }
-
-    /// Makes layers whose gradient is zero everywhere send nothing from now on: see [`Compressor::set_skip_unused`].
-    pub fn set_skip_unused(&mut self, skip: bool) {
-        self.protocol.set_skip_unused(skip);
     }
 
     /// Begins a group of these layers, in ascending order, as the next group of this step, and returns its number. Its first
@@ -187,12 +141,16 @@ impl<T: Transport> Exchange<T> {
     /// If a gradient was submitted before the first group.
     pub fn begin_group(&mut self, layers: &[usize]) -> Result<usize, ExchangeError> {
         self.check_alive()?;
-        Ok(self.protocol.begin_group(layers)?)
-    }
-
-    /// Returns the layers of each group of this step.
-    pub fn groups(&self) -> impl ExactSizeIterator<Item = &[usize]> {
-        self.protocol.groups()
+        if !self.as_given {
+            assert!(!self.is_open(), "a gradient has been given already");
+            (self.as_given, self.in_use) = (true, 0);
+        }
+        check_ascending(&self.layout, layers)?;
+        let taken = |layer| self.groups().any(|layers| layers.contains(layer));
+        if let Some(&layer) = layers.iter().find(|layer| taken(layer)) {
+            return Err(CompressError::Twice { parameter: self.layout[layer].name().to_owned() }.into());
+        }
+        Ok(self.push_group(layers))
     }
 
     /// Compresses one layer's gradient of a learner that is hosted here. Once all learners that are hosted here have submitted
@@ -203,7 +161,8 @@ impl<T: Transport> Exchange<T> {
         layer: usize,
         gradient: Gradient<'_>,
     ) -> Result<(), ExchangeError> {
-        self.submit_by(|protocol| protocol.submit(learner, layer, gradient))
+        let sending = self.sending();
+        self.submit_by(learner, layer, |compressor| compressor.compress_layer(layer, gradient, sending))
     }
 
     /// Submits what was selected from one layer's gradient on another device: see [`Compressor::take_selection`].
@@ -214,18 +173,20 @@ impl<T: Transport> Exchange<T> {
         maxima: &[f32],
         selected: &[Selected],
     ) -> Result<(), ExchangeError> {
-        self.submit_by(|protocol| protocol.submit_selection(learner, layer, maxima, selected))
+        self.submit_by(learner, layer, |compressor| compressor.take_selection(layer, maxima, selected))
     }
 
     fn submit_by(
         &mut self,
-        submit: impl FnOnce(&mut Protocol) -> Result<(), CompressError>,
+        learner: usize,
+        layer: usize,
+        compress: impl FnOnce(&mut Compressor) -> Result<(), CompressError>,
     ) -> Result<(), ExchangeError> {
         self.check_alive()?;
         let start = Instant::now();
-        submit(&mut self.protocol)?;
+        self.take(learner, layer, compress)?;
         self.spent.compress += start.elapsed().as_secs_f64();
-        while self.started < self.groups().len() && self.protocol.is_submitted(self.started) {
+        while self.started < self.groups().len() && self.groups[self.started].missing == 0 {
             self.start_round(self.started, 0)?;
             self.started += 1;
         }
@@ -240,7 +201,7 @@ impl<T: Transport> Exchange<T> {
         output: &mut [&mut [f32]],
     ) -> Result<Outcome, ExchangeError> {
         self.check_gradients(gradients)?;
-        self.protocol.check_output(output)?;
+        self.check_output(output)?;
         for (learner, gradients) in self.transport.hosted().zip(gradients) {
             for (layer, gradient) in gradients.iter().enumerate().rev() {
                 self.submit(learner, layer, *gradient)?;
@@ -252,7 +213,7 @@ impl<T: Transport> Exchange<T> {
     /// Checks before anything is compressed, because a step that is half submitted cannot be dropped without the other learners.
     fn check_gradients(&self, gradients: &[Vec<Gradient<'_>>]) -> Result<(), ExchangeError> {
         let wrong = |what: String, expected, actual| Err(ExchangeError::Gradients { what, expected, actual });
-        let (hosted, layout) = (self.transport.hosted(), self.layout());
+        let (hosted, layout) = (self.transport.hosted(), &self.layout);
         if gradients.len() != hosted.len() {
             return wrong("of learners that are hosted here".to_owned(), hosted.len(), gradients.len());
         }
@@ -270,12 +231,24 @@ impl<T: Transport> Exchange<T> {
         Ok(())
     }
 
+    fn check_output(&self, output: &[&mut [f32]]) -> Result<(), AverageError> {
+        for position in 0..self.layout.len().max(output.len()) {
+            let expected = self.layout.layers().get(position).map(Layer::elements);
+            let actual = output.get(position).map(|slice| slice.len());
+            if expected != actual {
+                let (expected, actual) = (expected.unwrap_or(0), actual.unwrap_or(0));
+                return Err(AverageError::Output { position, expected, actual });
+            }
+        }
+        Ok(())
+    }
+
     /// Ends the step: waits for all learners, and writes the averaged gradient into `output`, a slice for each layer.
     pub fn finish(&mut self, output: &mut [&mut [f32]]) -> Result<Outcome, ExchangeError> {
-        self.protocol.check_output(output)?;
+        self.check_output(output)?;
         self.finish_rounds(|_, _| Ok(()))?;
         self.start_verdict()?;
-        self.end(|protocol, verdicts| protocol.conclude(verdicts, output))
+        self.end(Some(output))
     }
 
     /// Ends the step for drivers that write the averaged gradient themselves: `write` is called for each group as soon as its
@@ -296,11 +269,12 @@ impl<T: Transport> Exchange<T> {
             if early && Some(group) == last {
                 exchange.start_verdict()?;
             }
-            if exchange.protocol.is_good() {
+            if exchange.is_good() {
                 let start = Instant::now();
-                if !write(GroupAverage { protocol: &mut exchange.protocol, group }) {
+                if !write(exchange.average(group)) {
                     assert!(!early, "an average that was sure to be used is refused");
-                    exchange.protocol.reject_average();
+                    // All learners find the same, so the first is named.
+                    exchange.non_finite.get_or_insert(0);
                 }
                 exchange.spent.decode += start.elapsed().as_secs_f64();
             }
@@ -309,7 +283,7 @@ impl<T: Transport> Exchange<T> {
         if !early || last.is_none() {
             self.start_verdict()?;
         }
-        self.end(|protocol, verdicts| protocol.conclude_with(verdicts, |_| ()))
+        self.end(None)
     }
 
     /// Finishes all rounds of all groups, and calls `ended` with each group whose last round is over, in their order.
@@ -319,15 +293,15 @@ impl<T: Transport> Exchange<T> {
     ) -> Result<(), ExchangeError> {
         self.check_alive()?;
         if self.started < self.groups().len() {
-            return Err(CompressError::Missing { parameters: self.protocol.not_submitted() }.into());
+            return Err(CompressError::Missing { parameters: self.not_submitted() }.into());
         }
         while let Some((group, round)) = self.under_way.pop_front() {
             let incoming = self.wait()?;
             let start = Instant::now();
-            let taken = self.protocol.incoming(group, round, &incoming);
+            let taken = self.incoming(group, round, &incoming);
             self.spent.decode += start.elapsed().as_secs_f64();
             taken.map_err(|source| self.break_off(source))?;
-            if round + 1 < self.protocol.rounds() {
+            if round + 1 < self.rounds() {
                 self.start_round(group, round + 1)?;
             } else {
                 ended(self, group)?;
@@ -338,32 +312,29 @@ impl<T: Transport> Exchange<T> {
     }
 
     fn start_verdict(&mut self) -> Result<(), ExchangeError> {
-        let verdicts = self.protocol.verdict();
+        let verdicts = self.verdict();
         self.start(Messages::AllGather(verdicts.into_iter().map(Arc::new).collect()))
     }
 
-    /// Takes all learners' verdicts.
-    fn end(
-        &mut self,
-        conclude: impl FnOnce(&mut Protocol, &[Arc<Vec<u8>>]) -> Result<Outcome, ExchangeError>,
-    ) -> Result<Outcome, ExchangeError> {
+    /// Takes all learners' verdicts. The output is written if the gradient was averaged.
+    fn end(&mut self, output: Option<&mut [&mut [f32]]>) -> Result<Outcome, ExchangeError> {
         let Messages::AllGather(verdicts) = self.wait()? else {
             return Err(self.break_off(TransportError::OutOfStep));
         };
         let start = Instant::now();
-        let outcome = conclude(&mut self.protocol, &verdicts);
+        let outcome = self.conclude(&verdicts, output);
         self.spent.decode += start.elapsed().as_secs_f64();
         self.seconds = std::mem::take(&mut self.spent);
         if let Err(error @ (ExchangeError::Verdict { .. } | ExchangeError::Transport { .. })) = &outcome {
             let source = TransportError::Transport { transport: "exchange", reason: error.to_string() };
-            self.broken = Some((self.step(), source));
+            self.broken = Some((self.step, source));
         }
         outcome
     }
 
     fn start_round(&mut self, group: usize, round: usize) -> Result<(), ExchangeError> {
         let start = Instant::now();
-        let outgoing = self.protocol.outgoing(group, round);
+        let outgoing = self.outgoing(group, round);
         self.spent.encode += start.elapsed().as_secs_f64();
         self.under_way.push_back((group, round));
         self.start(outgoing)
@@ -382,8 +353,8 @@ impl<T: Transport> Exchange<T> {
 
     /// Ends the exchange for good: what was selected goes back into the residuals, and nothing more can be done here.
     fn break_off(&mut self, source: TransportError) -> ExchangeError {
-        let step = self.step();
-        self.protocol.rollback();
+        let step = self.step;
+        self.rollback();
         self.under_way.clear();
         self.broken = Some((step, source.clone()));
         ExchangeError::Transport { step, source }
@@ -395,52 +366,126 @@ impl<T: Transport> Exchange<T> {
             None => Ok(()),
         }
     }
+}
 
-    /// Returns what the learners that are hosted here keep, in their order.
-    pub fn save(&mut self) -> Result<Vec<LearnerState>, ExchangeError> {
-        self.protocol.save()
+impl<T> Exchange<T> {
+    /// Creates the learners of `hosted`, whose messages are carried by hand unless the transport does it.
+    ///
+    /// # Panics
+    /// If no learner is hosted here, or one that is not among all.
+    #[doc(hidden)]
+    pub fn unconnected(
+        transport: T,
+        layout: impl Into<Arc<Layout>>,
+        options: impl Into<Options>,
+        learners: usize,
+        hosted: Range<usize>,
+    ) -> Result<Self, ExchangeError> {
+        assert!(!hosted.is_empty() && hosted.end <= learners, "learners {hosted:?} of {learners}");
+        let (layout, options) = (layout.into(), options.into());
+        options.strategy.check(&layout)?;
+        let owner = |number| Compressor::new(owner_layout(&layout, options, number, learners));
+        let learner = |(position, number)| Learner {
+            number,
+            position,
+            compressor: Compressor::new(layout.clone()).with_threads(options.threads),
+            owner: (options.strategy == Strategy::Sharded).then(|| owner(number)),
+            owner_before: Vec::new(),
+            traffic: Traffic::default(),
+            fault: None,
+        };
+        let mut exchange = Self {
+            hosted: hosted.enumerate().map(learner).collect(),
+            transport,
+            layout,
+            options,
+            learners,
+            step: 0,
+            sending: Sending::Compressed,
+            non_finite: None,
+            groups: Vec::new(),
+            in_use: 0,
+            as_given: false,
+            under_way: VecDeque::new(),
+            started: 0,
+            spent: Seconds::default(),
+            seconds: Seconds::default(),
+            broken: None,
+        };
+        exchange.begin_step(0, Sending::Compressed);
+        Ok(exchange)
     }
 
-    /// Takes over what was saved, and goes on with the step before which it was.
-    ///
-    /// `states` are those of all learners in their order, or of those that are hosted here if there are as many learners as
-    /// before. With another number of learners, or another strategy, what owners kept is added to all learners' residuals: it is
-    /// of the average, so that conserves it. All states are checked before anything is changed.
-    pub fn load(&mut self, states: &[LearnerState]) -> Result<(), ExchangeError> {
-        self.protocol.load(states)
+    /// Returns the layout.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
     }
 
-    /// Writes all that a learner has of a compressed layer, for a dense step by other means, such as an all-reduce that a
-    /// framework has already: its gradient, its residual and, because the sum over learners will be divided by their number, that
-    /// many times what it keeps as an owner. So nothing is lost when training goes from compressed to dense steps.
+    /// Returns the options.
+    pub fn options(&self) -> Options {
+        self.options
+    }
+
+    /// Returns the number of the step that is next or going on.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Returns the bytes of a learner that is hosted here in the last step.
+    pub fn traffic(&self, learner: usize) -> Option<&Traffic> {
+        self.hosted.iter().find(|hosted| hosted.number == learner).map(|hosted| &hosted.traffic)
+    }
+
+    /// Returns where the time of the last step went.
+    pub fn seconds(&self) -> Seconds {
+        self.seconds
+    }
+
+    pub(crate) fn learner(&mut self, number: usize) -> Option<&mut Learner> {
+        self.hosted.iter_mut().find(|learner| learner.number == number)
+    }
+
+    /// Returns the compressor of a learner that is hosted here: its residuals and statistics.
+    pub fn compressor(&mut self, learner: usize) -> Option<&mut Compressor> {
+        self.learner(learner).map(|learner| &mut learner.compressor)
+    }
+
+    /// Returns what a learner that is hosted here keeps as an owner with `sharded`. Its layers are the learner's shares.
+    pub fn owner(&mut self, learner: usize) -> Option<&mut Compressor> {
+        self.learner(learner)?.owner.as_mut()
+    }
+
+    /// Sets what the next step sends: what is selected, or all of it in f32. All learners must do the same.
     ///
-    /// Returns whether it is finite; if not, nothing is written. The step is open from then on, and [`Exchange::end_flush`]
-    /// ends it. A layer that is always sent dense is an error.
-    pub fn flush_layer(
+    /// # Panics
+    /// If a gradient has been submitted already.
+    pub fn set_sending(&mut self, sending: Sending) {
+        assert!(!self.is_open(), "a gradient has been given already");
+        self.sending = sending;
+    }
+
+    /// Makes layers whose gradient is zero everywhere send nothing from now on: see [`Compressor::set_skip_unused`].
+    pub fn set_skip_unused(&mut self, skip: bool) {
+        let compressors = self.hosted.iter_mut().flat_map(Learner::compressors);
+        compressors.for_each(|compressor| compressor.set_skip_unused(skip));
+    }
+
+    /// Returns the layers of each group of this step.
+    pub fn groups(&self) -> impl ExactSizeIterator<Item = &[usize]> {
+        self.groups[..self.in_use].iter().map(|group| group.layers.as_slice())
+    }
+}
+
+#[doc(hidden)]
+impl Exchange<()> {
+    /// Compresses one layer's gradient, and starts nothing.
+    pub fn submit(
         &mut self,
         learner: usize,
         layer: usize,
         gradient: Gradient<'_>,
-        output: &mut [f32],
-    ) -> Result<bool, ExchangeError> {
-        self.protocol.flush_layer(learner, layer, gradient, output)
-    }
-
-    /// Ends a step of [`Exchange::flush_layer`]: what has arrived everywhere leaves the residuals, otherwise it stays. All
-    /// learners must do the same.
-    pub fn end_flush(&mut self, arrived: bool) -> Result<(), ExchangeError> {
-        self.protocol.end_flush(arrived)
-    }
-
-    /// Returns what a learner keeps of a layer between steps, such that the mean over learners is what is still missing of the
-    /// average: its residual and, times the number of learners, what it keeps as an owner. None for a layer that is always
-    /// sent dense.
-    pub fn kept(&mut self, learner: usize, layer: usize) -> Option<Vec<f32>> {
-        self.protocol.kept(learner, layer)
-    }
-
-    /// Returns whether a learner keeps anything of a layer, as a learner or as an owner.
-    pub fn keeps(&mut self, learner: usize, layer: usize) -> bool {
-        self.protocol.keeps(learner, layer)
+    ) -> Result<(), CompressError> {
+        let sending = self.sending();
+        self.take(learner, layer, |compressor| compressor.compress_layer(layer, gradient, sending))
     }
 }

@@ -21,6 +21,7 @@ pub use transport::{Local, Messages, TIMEOUT, Threads, Transport};
 /// What tests, benchmarks and fuzzing drive by hand. It may change in any release.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::protocol::Protocol;
+    /// Learners whose messages are carried by hand.
+    pub type ByHand = crate::Exchange<()>;
     pub use crate::sums::{decode_sums, encode_sums};
 }

@@ -8,9 +8,8 @@
 
 use crate::error::{Cause, ExchangeError};
 use crate::exchange::Options;
-use crate::strategy::{Collective, Fault, Strategy, share};
+use crate::strategy::{Collective, Fault, Strategy};
 use adacomp::{DecodeError, Layout};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// The version of the protocol: messages, rounds and agreement.
@@ -62,16 +61,6 @@ impl<'a> Context<'a> {
 
     pub(crate) fn is_last_round(&self) -> bool {
         self.round + 1 == self.options.strategy.rounds().len()
-    }
-
-    /// Returns whether a layer is sent dense in this step.
-    pub(crate) fn is_dense(&self, layer: usize) -> bool {
-        self.flush || !self.layout[layer].treatment.selects()
-    }
-
-    /// Returns the elements of a layer that a learner owns.
-    pub(crate) fn share(&self, layer: usize, owner: usize) -> Range<usize> {
-        share(self.layout, layer, owner, self.learners)
     }
 
     /// Returns whether messages have the envelope of this module. Frames have one of their own.
@@ -268,6 +257,8 @@ pub(crate) fn describe(layout: &Layout, options: Options, learners: usize) -> Ve
     lines.join("\n").into_bytes()
 }
 
+const END: &str = "end of the description: there";
+
 /// Checks that all learners described themselves in the same way. All see the same texts, so all get the same error.
 pub(crate) fn check_agreement(texts: &[Arc<Vec<u8>>]) -> Result<(), ExchangeError> {
     let Some(first) = texts.first() else { return Ok(()) };
@@ -275,21 +266,15 @@ pub(crate) fn check_agreement(texts: &[Arc<Vec<u8>>]) -> Result<(), ExchangeErro
         return Ok(());
     };
     let (first, other) = (String::from_utf8_lossy(first), String::from_utf8_lossy(other));
-    let (mut expected, mut actual) = (first.lines(), other.lines());
-    loop {
-        let (expected, actual) = (expected.next(), actual.next());
-        if expected == actual && expected.is_some() {
-            continue;
-        }
-        let split = |line: Option<&str>| {
-            let (what, value) =
-                line.unwrap_or("end of the description: there").split_once(": ").unwrap_or_default();
-            (what.to_owned(), value.to_owned())
-        };
-        let (what, expected) = split(expected);
-        let (_, actual) = split(actual);
-        return Err(ExchangeError::Disagreement { learner, what, expected, actual });
-    }
+    // A text that ends early differs in the first line that it does not have.
+    let mut pairs = first.lines().chain([END]).zip(other.lines().chain([END]));
+    let (expected, actual) = pairs.find(|(expected, actual)| expected != actual).unwrap_or_default();
+    let split = |line: &str| {
+        let (what, value) = line.split_once(": ").unwrap_or_default();
+        (what.to_owned(), value.to_owned())
+    };
+    let (what, expected) = split(expected);
+    Err(ExchangeError::Disagreement { learner, what, expected, actual: split(actual).1 })
 }
 
 #[cfg(test)]

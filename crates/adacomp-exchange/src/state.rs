@@ -1,8 +1,8 @@
 //! What learners keep between steps: saving and loading it, also for another number of learners, and sending it by other means.
 
 use crate::error::ExchangeError;
-use crate::exchange::Options;
-use crate::protocol::{Learner, Protocol};
+use crate::exchange::{Exchange, Options};
+use crate::protocol::Learner;
 use crate::strategy::{Strategy, share};
 use adacomp::{
     CompressError, Compressor, Gradient, Layer, Layout, Packet, Parameter, SavedBy, Sending, StateError,
@@ -32,10 +32,10 @@ pub(crate) fn owner_layout(layout: &Layout, options: Options, owner: usize, lear
     shares.expect("shares of valid layers are valid layers")
 }
 
-impl Protocol {
+impl<T> Exchange<T> {
     /// Returns what the learners that are hosted here keep, in their order.
     pub fn save(&mut self) -> Result<Vec<LearnerState>, ExchangeError> {
-        let (step, learners) = (self.step(), self.learners);
+        let (step, learners) = (self.step, self.learners);
         let save = |learner: &mut Learner| {
             let number = learner.number;
             let owner = learner.owner.as_mut().map(|owner| owner.save(number, learners, step)).transpose()?;
@@ -44,7 +44,11 @@ impl Protocol {
         self.hosted.iter_mut().map(save).collect()
     }
 
-    /// Takes over what was saved: see [`crate::Exchange::load`].
+    /// Takes over what was saved, and goes on with the step before which it was.
+    ///
+    /// `states` are those of all learners in their order, or of those that are hosted here if there are as many learners as
+    /// before. With another number of learners, or another strategy, what owners kept is added to all learners' residuals: it is
+    /// of the average, so that conserves it. All states are checked before anything is changed.
     pub fn load(&mut self, states: &[LearnerState]) -> Result<(), ExchangeError> {
         if self.is_open() {
             return Err(StateError::Open.into());
@@ -77,7 +81,7 @@ impl Protocol {
         for (learner, loaded) in self.hosted.iter_mut().zip(loaded) {
             (learner.compressor, learner.owner) = loaded;
         }
-        self.set_step(saved.step);
+        self.begin_step(saved.step, self.sending);
         Ok(())
     }
 
@@ -102,16 +106,13 @@ impl Protocol {
         Ok(all)
     }
 
-    /// Makes all layers whose gradient is zero everywhere send nothing from now on: see [`Compressor::set_skip_unused`].
-    pub(crate) fn set_skip_unused(&mut self, skip: bool) {
-        for learner in &mut self.hosted {
-            learner.compressor.set_skip_unused(skip);
-            learner.owner.iter_mut().for_each(|owner| owner.set_skip_unused(skip));
-        }
-    }
-
-    /// Writes all that a learner has of a compressed layer: see [`crate::Exchange::flush_layer`].
-    pub(crate) fn flush_layer(
+    /// Writes all that a learner has of a compressed layer, for a dense step by other means, such as an all-reduce that a
+    /// framework has already: its gradient, its residual and, because the sum over learners will be divided by their number, that
+    /// many times what it keeps as an owner. So nothing is lost when training goes from compressed to dense steps.
+    ///
+    /// Returns whether it is finite; if not, nothing is written. The step is open from then on, and [`Exchange::end_flush`]
+    /// ends it. A layer that is always sent dense is an error.
+    pub fn flush_layer(
         &mut self,
         learner: usize,
         layer: usize,
@@ -141,17 +142,20 @@ impl Protocol {
         Ok(true)
     }
 
-    /// Ends a step of [`Protocol::flush_layer`].
-    pub(crate) fn end_flush(&mut self, arrived: bool) -> Result<(), ExchangeError> {
+    /// Ends a step of [`Exchange::flush_layer`]: what has arrived everywhere leaves the residuals, otherwise it stays. All
+    /// learners must do the same.
+    pub fn end_flush(&mut self, arrived: bool) -> Result<(), ExchangeError> {
         for learner in &mut self.hosted {
             if arrived { learner.commit()? } else { learner.rollback() }
         }
-        self.set_step(self.step() + 1);
+        self.begin_step(self.step + 1, self.sending);
         Ok(())
     }
 
-    /// Returns what a learner keeps of a layer: see [`crate::Exchange::kept`].
-    pub(crate) fn kept(&mut self, learner: usize, layer: usize) -> Option<Vec<f32>> {
+    /// Returns what a learner keeps of a layer between steps, such that the mean over learners is what is still missing of the
+    /// average: its residual and, times the number of learners, what it keeps as an owner. None for a layer that is always
+    /// sent dense.
+    pub fn kept(&mut self, learner: usize, layer: usize) -> Option<Vec<f32>> {
         let mut kept = self.compressor(learner)?.residual(layer)?.to_vec();
         let (owned, learners) = (share(&self.layout, layer, learner, self.learners), self.learners as f32);
         if let Some(values) = self.owner(learner).and_then(|owner| owner.residual(layer)) {
@@ -161,11 +165,10 @@ impl Protocol {
     }
 
     /// Returns whether a learner keeps anything of a layer, as a learner or as an owner.
-    pub(crate) fn keeps(&mut self, learner: usize, layer: usize) -> bool {
-        let some = |values: &[f32]| values.iter().any(|value| *value != 0.0);
-        let own =
-            self.compressor(learner).and_then(|compressor| compressor.residual(layer)).is_some_and(some);
-        own || self.owner(learner).and_then(|owner| owner.residual(layer)).is_some_and(some)
+    pub fn keeps(&mut self, learner: usize, layer: usize) -> bool {
+        let compressors = self.learner(learner).into_iter().flat_map(Learner::compressors);
+        let mut kept = compressors.filter_map(|compressor| compressor.residual(layer)).flatten();
+        kept.any(|value| *value != 0.0)
     }
 }
 

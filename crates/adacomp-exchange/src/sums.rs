@@ -129,15 +129,12 @@ fn decode_nonzero(bytes: &mut &[u8], layer: usize, elements: usize) -> Result<Ve
         return Ok(selected);
     }
     let all: Vec<u32> = (0..elements as u32).collect();
-    let mut bits;
-    for indices in decode_larger(bytes, layer, &all)?.chunks(56) {
-        // Whole bytes of signs at a time, so that a reader can begin anew behind them.
-        bits = BitReader::new(bytes);
-        let signs = bits.read(indices.len() as u32)?;
-        let element = |(bit, &index): (usize, &u32)| Selected::new(index, signs >> bit & 1 == 1);
-        selected.extend(indices.iter().enumerate().map(element));
-        *bytes = bits.after().ok_or(DecodeError::Trailing { part: "signs", count: 0 })?;
+    let indices = decode_larger(bytes, layer, &all)?;
+    let mut bits = BitReader::new(bytes);
+    for index in indices {
+        selected.push(Selected::new(index, bits.read(1)? == 1));
     }
+    *bytes = bits.after().ok_or(DecodeError::Trailing { part: "signs", count: 0 })?;
     Ok(selected)
 }
 

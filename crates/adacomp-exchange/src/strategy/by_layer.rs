@@ -7,84 +7,114 @@ use super::{Collective, Fault, Rounds, slot};
 use crate::message::{Context, read_values, write_values};
 use crate::protocol::Learner;
 use adacomp::{DecodeError, Packet};
+use std::ops::Range;
 
-/// What a strategy does with the compressed layers of a group. `index` is the position of a layer in the group, and `contents`
-/// move past what is read of them.
-pub(crate) trait CompressedLayers: Default + Send + Sync {
-    /// Appends what a learner sends to a receiver. In an all-gather the receiver is the learner itself.
-    fn send(
-        &mut self,
-        _context: &Context<'_>,
-        _index: usize,
-        _learner: &mut Learner,
-        _receiver: usize,
-        _message: &mut Vec<u8>,
-    ) {
+/// A layer in a round.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerRound<'a> {
+    pub(crate) context: &'a Context<'a>,
+    pub(crate) layer: usize,
+}
+
+impl LayerRound<'_> {
+    /// Returns the elements that a learner owns.
+    pub(crate) fn share(&self, owner: usize) -> Range<usize> {
+        super::share(self.context.layout, self.layer, owner, self.context.learners)
     }
 
-    /// Takes what all learners sent to one that is hosted here.
+    /// Returns whether the layer is sent dense in this step.
+    fn is_dense(&self) -> bool {
+        self.context.flush || !self.context.layout[self.layer].treatment.selects()
+    }
+}
+
+/// A strategy's rounds, for one layer.
+pub(crate) trait LayerRounds: Default + Send + Sync {
+    /// Appends what a learner sends to a receiver. In an all-gather the receiver is the learner itself.
+    fn send(&mut self, at: LayerRound<'_>, learner: &Learner, receiver: usize, message: &mut Vec<u8>);
+
+    /// Takes what all learners sent: in an all-gather for all learners that are hosted here, in an all-to-all for one of them.
+    /// `contents` move past what is read of them.
     fn receive(
         &mut self,
-        _context: &Context<'_>,
-        _index: usize,
-        _learner: &mut Learner,
-        _contents: &mut [&[u8]],
-    ) -> Result<(), Fault> {
-        Ok(())
-    }
-
-    /// Takes what all learners sent to all.
-    fn receive_all(
-        &mut self,
-        _context: &Context<'_>,
-        _index: usize,
-        _learners: &mut [Learner],
-        _contents: &mut [&[u8]],
-    ) -> Result<(), Fault> {
-        Ok(())
-    }
+        at: LayerRound<'_>,
+        learners: &mut [Learner],
+        contents: &mut [&[u8]],
+    ) -> Result<(), Fault>;
 
     /// Writes the averaged gradient.
-    fn write(&mut self, _context: &Context<'_>, _index: usize, _output: &mut [f32]) {}
+    fn write(&mut self, at: LayerRound<'_>, output: &mut [f32]);
 
-    /// Changes what an owner has averaged of a dense layer before it is sent.
-    fn change_dense(
-        &mut self,
-        _context: &Context<'_>,
-        _index: usize,
-        _learner: &mut Learner,
-        _average: &mut [f32],
-    ) -> Result<(), Fault> {
+    /// Changes what an owner has averaged where the layer is sent dense, before it is sent.
+    fn change_dense(&mut self, _: LayerRound<'_>, _: &mut Learner, _: &mut [f32]) -> Result<(), Fault> {
         Ok(())
     }
 }
 
-/// The strategy `dense` has no compressed layers.
-impl CompressedLayers for () {}
-
-/// All layers of a group.
+/// A layer that is sent dense.
 #[derive(Default)]
-pub(crate) struct ByLayer<S> {
-    compressed: S,
-    /// What owners that are hosted here have averaged of dense layers, by position of the owner, then of the layer.
-    averages: Vec<Vec<Vec<f32>>>,
-    /// Averaged dense layers, by position of the layer.
-    results: Vec<Vec<f32>>,
+pub(crate) struct Dense {
+    /// What owners that are hosted here have averaged, by their position.
+    averages: Vec<Vec<f32>>,
+    result: Vec<f32>,
 }
 
-impl<S: CompressedLayers> Rounds for ByLayer<S> {
+impl LayerRounds for Dense {
+    fn send(&mut self, at: LayerRound<'_>, learner: &Learner, receiver: usize, message: &mut Vec<u8>) {
+        if at.context.is_last_round() {
+            write_values(&self.averages[learner.position], message);
+        } else if at.context.collective() == Collective::AllToAll
+            && let Some(Packet::Dense(values)) = learner.compressor.packet(at.layer)
+        {
+            write_values(&values[at.share(receiver)], message);
+        }
+    }
+
+    fn receive(
+        &mut self,
+        at: LayerRound<'_>,
+        learners: &mut [Learner],
+        contents: &mut [&[u8]],
+    ) -> Result<(), Fault> {
+        if at.context.collective() == Collective::AllToAll {
+            let elements = at.share(learners[0].number).len();
+            let average = slot(&mut self.averages, learners[0].position);
+            average.clear();
+            average.resize(elements, 0.0);
+            for (sender, bytes) in contents.iter_mut().enumerate() {
+                let values = read_values(bytes, elements).map_err(Fault::of(sender))?;
+                average.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+            }
+            let factor = 1.0 / contents.len() as f32;
+            average.iter_mut().for_each(|sum| *sum *= factor);
+        } else if at.context.is_last_round() {
+            self.result.clear();
+            for (owner, bytes) in contents.iter_mut().enumerate() {
+                let values = read_values(bytes, at.share(owner).len());
+                self.result.extend(values.map_err(Fault::of(owner))?);
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, _: LayerRound<'_>, output: &mut [f32]) {
+        output.copy_from_slice(&self.result);
+    }
+}
+
+/// All layers of a group, by their position in it, as they are sent dense and compressed.
+#[derive(Default)]
+pub(crate) struct ByLayer<S>(Vec<(Dense, S)>);
+
+impl<S: LayerRounds> Rounds for ByLayer<S> {
     fn send(&mut self, context: &Context<'_>, learner: &mut Learner, receiver: usize, message: &mut Vec<u8>) {
         let copies = context.collective().copies(learner.number, receiver, context.learners);
         for (index, &layer) in context.layers.iter().enumerate() {
-            let start = message.len();
-            if !context.is_dense(layer) {
-                self.compressed.send(context, index, learner, receiver, message);
-            } else if context.is_last_round() {
-                write_values(&self.averages[learner.position][index], message);
-            } else if context.collective() == Collective::AllToAll
-                && let Some(Packet::Dense(values)) = learner.compressor.packet(layer)
-            {
-                write_values(&values[context.share(layer, receiver)], message);
+            let (start, at) = (message.len(), LayerRound { context, layer });
+            let (dense, compressed) = slot(&mut self.0, index);
+            match at.is_dense() {
+                true => dense.send(at, learner, receiver, message),
+                false => compressed.send(at, learner, receiver, message),
             }
             learner.traffic.layers[layer].sent += (copies * (message.len() - start)) as u64;
         }
@@ -93,89 +123,42 @@ impl<S: CompressedLayers> Rounds for ByLayer<S> {
     fn receive(
         &mut self,
         context: &Context<'_>,
-        learner: &mut Learner,
-        contents: &[&[u8]],
-    ) -> Result<(), Fault> {
-        by_layer(context, std::slice::from_mut(learner), contents, |index, learners, contents| {
-            let (learner, layer) = (&mut learners[0], context.layers[index]);
-            if !context.is_dense(layer) {
-                return self.compressed.receive(context, index, learner, contents);
-            }
-            let average = slot(slot(&mut self.averages, learner.position), index);
-            average_dense(context.share(layer, learner.number).len(), contents, average)?;
-            self.compressed.change_dense(context, index, learner, average)
-        })
-    }
-
-    fn receive_all(
-        &mut self,
-        context: &Context<'_>,
         learners: &mut [Learner],
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault> {
-        by_layer(context, learners, contents, |index, learners, contents| {
-            let layer = context.layers[index];
-            if !context.is_dense(layer) {
-                return self.compressed.receive_all(context, index, learners, contents);
-            }
-            if context.is_last_round() {
-                let result = slot(&mut self.results, index);
-                result.clear();
-                for (owner, bytes) in contents.iter_mut().enumerate() {
-                    let values = read_values(bytes, context.share(layer, owner).len());
-                    result.extend(values.map_err(Fault::of(owner))?);
+        let mut contents = contents.to_vec();
+        for (index, &layer) in context.layers.iter().enumerate() {
+            let (before, at) = (contents.clone(), LayerRound { context, layer });
+            let (dense, compressed) = slot(&mut self.0, index);
+            if at.is_dense() {
+                dense.receive(at, learners, &mut contents)?;
+                if let (Collective::AllToAll, [learner]) = (context.collective(), &mut *learners) {
+                    compressed.change_dense(at, learner, &mut dense.averages[learner.position])?;
                 }
+            } else {
+                compressed.receive(at, learners, &mut contents)?;
             }
-            Ok(())
-        })?;
-        Ok(None)
+            for learner in &mut *learners {
+                let read = before.iter().zip(&contents).map(|(before, after)| before.len() - after.len());
+                let others = read.enumerate().filter(|(sender, _)| *sender != learner.number);
+                learner.traffic.layers[layer].received += others.map(|(_, bytes)| bytes as u64).sum::<u64>();
+            }
+        }
+        match contents.iter().enumerate().find(|(_, rest)| !rest.is_empty()) {
+            Some((sender, rest)) => {
+                Err(Fault::of(sender)(DecodeError::Trailing { part: "the last layer", count: rest.len() }))
+            }
+            None => Ok(None),
+        }
     }
 
     fn write(&mut self, context: &Context<'_>, output: &mut [&mut [f32]]) {
-        for (index, (&layer, output)) in context.layers.iter().zip(output).enumerate() {
-            match context.is_dense(layer) {
-                true => output.copy_from_slice(&self.results[index]),
-                false => self.compressed.write(context, index, output),
+        for ((&layer, output), (dense, compressed)) in context.layers.iter().zip(output).zip(&mut self.0) {
+            let at = LayerRound { context, layer };
+            match at.is_dense() {
+                true => dense.write(at, output),
+                false => compressed.write(at, output),
             }
         }
-    }
-}
-
-/// Averages an owner's share of a dense layer, in learner order, from the front of all learners' contents.
-fn average_dense(elements: usize, contents: &mut [&[u8]], average: &mut Vec<f32>) -> Result<(), Fault> {
-    average.clear();
-    average.resize(elements, 0.0);
-    for (sender, bytes) in contents.iter_mut().enumerate() {
-        let values = read_values(bytes, elements).map_err(Fault::of(sender))?;
-        average.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-    }
-    let factor = 1.0 / contents.len() as f32;
-    average.iter_mut().for_each(|sum| *sum *= factor);
-    Ok(())
-}
-
-/// Takes all learners' contents layer by layer, and counts them for the learners that they came to. Nothing must be left.
-fn by_layer(
-    context: &Context<'_>,
-    learners: &mut [Learner],
-    contents: &[&[u8]],
-    mut take: impl FnMut(usize, &mut [Learner], &mut [&[u8]]) -> Result<(), Fault>,
-) -> Result<(), Fault> {
-    let mut contents = contents.to_vec();
-    for (index, &layer) in context.layers.iter().enumerate() {
-        let before = contents.clone();
-        take(index, learners, &mut contents)?;
-        for learner in &mut *learners {
-            let lengths =
-                before.iter().zip(&contents).enumerate().filter(|(sender, _)| *sender != learner.number);
-            let bytes: usize = lengths.map(|(_, (before, after))| before.len() - after.len()).sum();
-            learner.traffic.layers[layer].received += bytes as u64;
-        }
-    }
-    match contents.iter().enumerate().find(|(_, rest)| !rest.is_empty()) {
-        Some((sender, rest)) => {
-            Err(Fault::of(sender)(DecodeError::Trailing { part: "the last layer", count: rest.len() }))
-        }
-        None => Ok(()),
     }
 }

@@ -24,7 +24,7 @@ impl Rounds for Gather {
         }
     }
 
-    fn receive_all(
+    fn receive(
         &mut self,
         context: &Context<'_>,
         learners: &mut [Learner],

@@ -1,20 +1,20 @@
 //! The four strategies. Each says which bytes go to whom in each round, and does no I/O.
 //!
-//! To add one: a variant of [`Strategy`] with its rounds, and a type that implements [`Rounds`], or [`CompressedLayers`] if it
-//! exchanges layer by layer.
+//! To add one: a variant of [`Strategy`] with its rounds, and a type that implements [`LayerRounds`], or [`Rounds`] if it
+//! does not exchange layer by layer.
 
 mod by_layer;
 mod gather;
 mod reduce;
 mod sharded;
 
-use crate::error::Cause;
+use crate::error::{Cause, ExchangeError};
 use crate::message::Context;
 use crate::protocol::Learner;
-use adacomp::{Layout, Treatment, UnknownName};
-use by_layer::ByLayer;
+use adacomp::{Layer, Layout, Treatment, UnknownName};
 #[cfg(doc)]
-use by_layer::CompressedLayers;
+use by_layer::LayerRounds;
+use by_layer::{ByLayer, Dense};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -50,10 +50,21 @@ impl Strategy {
     /// Creates what the strategy remembers of a group of layers from round to round.
     pub(crate) fn group(self) -> Box<dyn Rounds> {
         match self {
-            Self::Dense => Box::new(ByLayer::<()>::default()),
+            Self::Dense => Box::new(ByLayer::<Dense>::default()),
             Self::Gather => Box::new(gather::Gather::default()),
             Self::Reduce => Box::new(ByLayer::<reduce::Reduce>::default()),
             Self::Sharded => Box::new(ByLayer::<sharded::Sharded>::default()),
+        }
+    }
+
+    /// Checks that the strategy can exchange all layers.
+    pub(crate) fn check(self, layout: &Layout) -> Result<(), ExchangeError> {
+        let is_top_k = |layer: &&Layer| matches!(layer.treatment, Treatment::TopK(_));
+        match (self, layout.layers().iter().find(is_top_k)) {
+            (Self::Reduce | Self::Sharded, Some(layer)) => {
+                Err(ExchangeError::Treatment { parameter: layer.name().to_owned(), strategy: self })
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -73,9 +84,7 @@ impl FromStr for Strategy {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let strategy = Self::ALL.into_iter().find(|strategy| strategy.to_string() == name);
-        let expected = "gather, reduce or sharded";
-        strategy.ok_or_else(|| UnknownName { what: "strategy", given: name.to_owned(), expected })
+        UnknownName::find(name, "strategy", "gather, reduce or sharded", Self::ALL)
     }
 }
 
@@ -115,19 +124,9 @@ pub(crate) trait Rounds: Send + Sync {
     /// Appends what a learner that is hosted here sends to a receiver. In an all-gather the receiver is the learner itself.
     fn send(&mut self, context: &Context<'_>, learner: &mut Learner, receiver: usize, message: &mut Vec<u8>);
 
-    /// Takes what all learners sent to one that is hosted here, in an all-to-all round.
+    /// Takes what all learners sent: in an all-gather for all learners that are hosted here, in an all-to-all for one of them.
+    /// Returns the first learner whose contents say that its gradient is not finite.
     fn receive(
-        &mut self,
-        _context: &Context<'_>,
-        _learner: &mut Learner,
-        _contents: &[&[u8]],
-    ) -> Result<(), Fault> {
-        Ok(())
-    }
-
-    /// Takes what all learners sent to all, in an all-gather round. Returns the first learner whose contents say that its
-    /// gradient is not finite.
-    fn receive_all(
         &mut self,
         context: &Context<'_>,
         learners: &mut [Learner],

@@ -1,8 +1,8 @@
 //! Compresses twice: learners compress their gradients, and owners compress their share of the average.
 
-use super::by_layer::CompressedLayers;
+use super::by_layer::{LayerRound, LayerRounds};
 use super::{Fault, slot};
-use crate::message::{Context, read_scale, write_values};
+use crate::message::{read_scale, write_values};
 use crate::protocol::Learner;
 use adacomp::internal::{decode_range, encode_range, write_blocks};
 use adacomp::{DecodeError, Packet, Selected, Sending, Sparse};
@@ -10,27 +10,17 @@ use std::ops::Range;
 
 #[derive(Default)]
 pub(crate) struct Sharded {
-    /// By position of the layer in the group: scale and selection of each owner.
-    results: Vec<Vec<(f32, Vec<Selected>)>>,
-    average: Vec<f32>,
-    selected: Vec<Selected>,
+    /// Scale and selection of each owner.
+    results: Vec<(f32, Vec<Selected>)>,
 }
 
-impl CompressedLayers for Sharded {
-    fn send(
-        &mut self,
-        context: &Context<'_>,
-        index: usize,
-        learner: &mut Learner,
-        receiver: usize,
-        message: &mut Vec<u8>,
-    ) {
-        let layer = context.layers[index];
-        let share = context.share(layer, receiver);
-        let (packet, share) = match context.is_last_round() {
-            false => (learner.compressor.packet(layer), share),
+impl LayerRounds for Sharded {
+    fn send(&mut self, at: LayerRound<'_>, learner: &Learner, receiver: usize, message: &mut Vec<u8>) {
+        let share = at.share(receiver);
+        let (packet, share) = match at.context.is_last_round() {
+            false => (learner.compressor.packet(at.layer), share),
             // The owner's layer is the share alone, so its indices start at 0.
-            true => (learner.owner.as_ref().and_then(|owner| owner.packet(layer)), 0..share.len()),
+            true => (learner.owner.as_ref().and_then(|owner| owner.packet(at.layer)), 0..share.len()),
         };
         if let Some(Packet::Sparse(sparse)) = packet {
             write_values(&sparse.values[..1], message);
@@ -40,76 +30,25 @@ impl CompressedLayers for Sharded {
 
     fn receive(
         &mut self,
-        context: &Context<'_>,
-        index: usize,
-        learner: &mut Learner,
+        at: LayerRound<'_>,
+        learners: &mut [Learner],
         contents: &mut [&[u8]],
     ) -> Result<(), Fault> {
-        let layer = context.layers[index];
-        let share = context.share(layer, learner.number);
-        let residual = learner.owner.as_mut().and_then(|owner| owner.residual(layer)).unwrap_or_default();
-        let mut before = Vec::new();
-        self.average.clear();
-        self.average.resize(share.len(), 0.0);
-        for (sender, bytes) in contents.iter_mut().enumerate() {
-            let scale = read_selection(bytes, layer, share.clone(), &mut self.selected);
-            let scale = scale.map_err(Fault::of(sender))?;
-            before.reserve(self.selected.len());
-            for (index, value) in sparse(scale, &self.selected).elements() {
-                let index = index - share.start;
-                before.push((index as u32, residual[index]));
-                self.average[index] += value;
-            }
+        if !at.context.is_last_round() {
+            return receive_shares(at, &mut learners[0], contents);
         }
-        learner.owner_before.push((layer, before));
-        let factor = 1.0 / contents.len() as f32;
-        self.average.iter_mut().for_each(|value| *value *= factor);
-        compress_average(layer, learner, &self.average, Sending::Compressed)
-    }
-
-    /// Adds what the owner has kept of a layer that is compressed in other steps.
-    fn change_dense(
-        &mut self,
-        context: &Context<'_>,
-        index: usize,
-        learner: &mut Learner,
-        average: &mut [f32],
-    ) -> Result<(), Fault> {
-        let layer = context.layers[index];
-        if !context.layout[layer].treatment.selects() {
-            return Ok(());
-        }
-        let residual = learner.owner.as_mut().and_then(|owner| owner.residual(layer)).unwrap_or_default();
-        learner.owner_before.push((layer, (0..).zip(residual.iter().copied()).collect()));
-        compress_average(layer, learner, average, Sending::Flush)?;
-        let packet = learner.owner.as_ref().and_then(|owner| owner.packet(layer));
-        if let Some(Packet::Dense(values)) = packet {
-            average.copy_from_slice(values);
-        }
-        Ok(())
-    }
-
-    fn receive_all(
-        &mut self,
-        context: &Context<'_>,
-        index: usize,
-        _learners: &mut [Learner],
-        contents: &mut [&[u8]],
-    ) -> Result<(), Fault> {
-        let layer = context.layers[index];
-        let results = slot(&mut self.results, index);
         for (owner, bytes) in contents.iter_mut().enumerate() {
-            let (scale, selected) = slot(results, owner);
-            let share = 0..context.share(layer, owner).len();
-            *scale = read_selection(bytes, layer, share, selected).map_err(Fault::of(owner))?;
+            let (scale, selected) = slot(&mut self.results, owner);
+            let share = 0..at.share(owner).len();
+            *scale = read_selection(bytes, at.layer, share, selected).map_err(Fault::of(owner))?;
         }
         Ok(())
     }
 
-    fn write(&mut self, context: &Context<'_>, index: usize, output: &mut [f32]) {
+    fn write(&mut self, at: LayerRound<'_>, output: &mut [f32]) {
         // Owner after owner, each element after element.
-        let elements = self.results[index].iter().enumerate().flat_map(|(owner, (scale, selected))| {
-            let first = context.share(context.layers[index], owner).start;
+        let elements = self.results.iter().enumerate().flat_map(|(owner, (scale, selected))| {
+            let first = at.share(owner).start;
             sparse(*scale, selected).elements().map(move |(index, value)| (first + index, value))
         });
         let mut elements = elements.peekable();
@@ -119,6 +58,53 @@ impl CompressedLayers for Sharded {
             }
         });
     }
+
+    /// Adds what the owner has kept of a layer that is compressed in other steps.
+    fn change_dense(
+        &mut self,
+        at: LayerRound<'_>,
+        learner: &mut Learner,
+        average: &mut [f32],
+    ) -> Result<(), Fault> {
+        if !at.context.layout[at.layer].treatment.selects() {
+            return Ok(());
+        }
+        let residual = owner_residual(learner, at.layer);
+        let before = (0..).zip(residual.iter().copied()).collect();
+        learner.owner_before.push((at.layer, before));
+        compress_average(at.layer, learner, average, Sending::Flush)?;
+        let packet = learner.owner.as_ref().and_then(|owner| owner.packet(at.layer));
+        if let Some(Packet::Dense(values)) = packet {
+            average.copy_from_slice(values);
+        }
+        Ok(())
+    }
+}
+
+/// Averages what all learners sent of an owner's share, and compresses it.
+fn receive_shares(at: LayerRound<'_>, learner: &mut Learner, contents: &mut [&[u8]]) -> Result<(), Fault> {
+    let share = at.share(learner.number);
+    let residual = owner_residual(learner, at.layer);
+    let (mut before, mut selected) = (Vec::new(), Vec::new());
+    let mut average = vec![0.0; share.len()];
+    for (sender, bytes) in contents.iter_mut().enumerate() {
+        let scale = read_selection(bytes, at.layer, share.clone(), &mut selected);
+        let scale = scale.map_err(Fault::of(sender))?;
+        before.reserve(selected.len());
+        for (index, value) in sparse(scale, &selected).elements() {
+            let index = index - share.start;
+            before.push((index as u32, residual[index]));
+            average[index] += value;
+        }
+    }
+    learner.owner_before.push((at.layer, before));
+    let factor = 1.0 / contents.len() as f32;
+    average.iter_mut().for_each(|value| *value *= factor);
+    compress_average(at.layer, learner, &average, Sending::Compressed)
+}
+
+fn owner_residual(learner: &mut Learner, layer: usize) -> &[f32] {
+    learner.owner.as_mut().and_then(|owner| owner.residual(layer)).unwrap_or_default()
 }
 
 /// Compresses an average as its owner.

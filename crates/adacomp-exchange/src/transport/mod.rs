@@ -7,9 +7,11 @@ use crate::error::TransportError;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
 use std::collections::VecDeque;
+use std::mem::take;
 use std::ops::Range;
 use std::panic::resume_unwind;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long to wait for other learners by default.
@@ -139,18 +141,19 @@ impl Threads {
         let hosted: Vec<_> = (0..threads)
             .map(|thread| learners * thread / threads..learners * (thread + 1) / threads)
             .collect();
-        let state = State { rounds: VecDeque::new(), first: 0, ended: vec![false; threads] };
-        let shared = Arc::new(Shared { hosted, state: Mutex::new(state), changed: Condvar::new() });
-        (0..threads)
-            .map(|thread| Local {
-                shared: shared.clone(),
-                thread,
-                learners,
-                timeout,
-                started: 0,
-                finished: 0,
-            })
-            .collect()
+        let (outgoing, incoming): (Vec<_>, Vec<_>) = hosted.iter().map(|_| channel()).unzip();
+        let local = |(thread, incoming)| Local {
+            thread,
+            learners,
+            timeout,
+            hosted: hosted.clone(),
+            outgoing: outgoing.clone(),
+            incoming: Mutex::new(incoming),
+            arrived: vec![VecDeque::new(); threads],
+            ended: vec![false; threads],
+            under_way: 0,
+        };
+        incoming.into_iter().enumerate().map(local).collect()
     }
 
     /// Connects the learners and runs `work` on each thread. Returns the results in the threads' order.
@@ -169,15 +172,25 @@ impl Threads {
     }
 }
 
+/// The thread that sends, and its messages of a round to another thread; none when it ends.
+type Sent = (usize, Option<Messages>);
+
 /// One thread's side of [`Threads`].
 #[derive(Debug)]
 pub struct Local {
-    shared: Arc<Shared>,
     thread: usize,
     learners: usize,
     timeout: Duration,
-    started: u64,
-    finished: u64,
+    /// The learners of each thread.
+    hosted: Vec<Range<usize>>,
+    /// To each thread.
+    outgoing: Vec<Sender<Sent>>,
+    /// In a mutex because bindings to other languages share a transport between threads.
+    incoming: Mutex<Receiver<Sent>>,
+    /// What has come from each thread of rounds that are not finished, oldest first.
+    arrived: Vec<VecDeque<Messages>>,
+    ended: Vec<bool>,
+    under_way: usize,
 }
 
 impl Local {
@@ -187,132 +200,97 @@ impl Local {
     }
 }
 
-#[derive(Debug)]
-struct Shared {
-    hosted: Vec<Range<usize>>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    /// Rounds that some thread has started and not all have finished.
-    rounds: VecDeque<Round>,
-    /// The number of the first of them.
-    first: u64,
-    ended: Vec<bool>,
-}
-
-/// What each thread has sent in a round, and how many have received theirs.
-#[derive(Debug)]
-struct Round {
-    sent: Vec<Option<Messages>>,
-    finished: usize,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked is marked as ended by its `Drop`; the state itself is never left half-changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Transport for Local {
     fn learners(&self) -> usize {
         self.learners
     }
 
     fn hosted(&self) -> Range<usize> {
-        self.shared.hosted[self.thread].clone()
+        self.hosted[self.thread].clone()
     }
 
-    fn start(&mut self, messages: Messages) -> Result<(), TransportError> {
+    fn start(&mut self, mut messages: Messages) -> Result<(), TransportError> {
         messages.check(self.hosted().len(), self.learners)?;
-        let threads = self.shared.hosted.len();
-        let mut state = self.shared.lock();
-        let index = (self.started - state.first) as usize;
-        while state.rounds.len() <= index {
-            state.rounds.push_back(Round { sent: (0..threads).map(|_| None).collect(), finished: 0 });
+        for (outgoing, hosted) in self.outgoing.iter().zip(&self.hosted) {
+            let part = match &mut messages {
+                Messages::AllGather(messages) => Messages::AllGather(messages.clone()),
+                Messages::AllToAll(rows) => {
+                    let part = |row: &mut Vec<Vec<u8>>| row[hosted.clone()].iter_mut().map(take).collect();
+                    Messages::AllToAll(rows.iter_mut().map(part).collect())
+                }
+            };
+            // A thread that has ended takes no more.
+            let _ = outgoing.send((self.thread, Some(part)));
         }
-        state.rounds[index].sent[self.thread] = Some(messages);
-        self.started += 1;
-        drop(state);
-        self.shared.changed.notify_all();
+        self.under_way += 1;
         Ok(())
     }
 
     fn finish(&mut self) -> Result<Messages, TransportError> {
-        if self.finished == self.started {
+        if self.under_way == 0 {
             return Err(TransportError::NotStarted);
         }
-        // A timeout beyond all time is none.
-        let deadline = Instant::now().checked_add(self.timeout);
-        let mut state = self.shared.lock();
-        loop {
-            let index = (self.finished - state.first) as usize;
-            let missing: Vec<usize> = (0..self.shared.hosted.len())
-                .filter(|&thread| state.rounds[index].sent[thread].is_none())
-                .collect();
-            if missing.is_empty() {
-                break;
-            }
-            let learners = |threads: &[usize]| -> Vec<usize> {
-                threads.iter().flat_map(|&thread| self.shared.hosted[thread].clone()).collect()
-            };
-            let ended: Vec<usize> = missing.iter().copied().filter(|&thread| state.ended[thread]).collect();
-            if !ended.is_empty() {
-                return Err(TransportError::Ended { learners: learners(&ended) });
-            }
-            let left =
-                deadline.map_or(self.timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return Err(TransportError::Timeout { learners: learners(&missing), timeout: self.timeout });
-            }
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        let index = (self.finished - state.first) as usize;
-        let received = receive(&mut state.rounds[index], self.hosted());
-        self.finished += 1;
-        state.rounds[index].finished += 1;
-        while state.rounds.front().is_some_and(|round| round.finished == self.shared.hosted.len()) {
-            state.rounds.pop_front();
-            state.first += 1;
-        }
-        received
-    }
-}
-
-/// Takes what a round has for these learners.
-fn receive(round: &mut Round, hosted: Range<usize>) -> Result<Messages, TransportError> {
-    let mut all_gather = Vec::new();
-    let mut all_to_all: Vec<Vec<Vec<u8>>> = vec![Vec::new(); hosted.len()];
-    let (mut all, mut each) = (false, false);
-    for messages in round.sent.iter_mut().flatten() {
-        match messages {
-            Messages::AllGather(messages) => {
-                all = true;
-                all_gather.extend(messages.iter().cloned());
-            }
-            Messages::AllToAll(senders) => {
-                each = true;
-                for messages in senders {
-                    for (receiver, received) in hosted.clone().zip(&mut all_to_all) {
-                        received.push(messages.get_mut(receiver).map(std::mem::take).unwrap_or_default());
+        self.wait()?;
+        self.under_way -= 1;
+        let mut all_gather = Vec::new();
+        let mut all_to_all = vec![Vec::new(); self.hosted().len()];
+        for messages in self.arrived.iter_mut().filter_map(VecDeque::pop_front) {
+            match messages {
+                Messages::AllGather(messages) => all_gather.extend(messages),
+                Messages::AllToAll(rows) => {
+                    for row in rows {
+                        all_to_all.iter_mut().zip(row).for_each(|(received, message)| received.push(message));
                     }
                 }
             }
         }
+        match all_gather.len() {
+            0 => Ok(Messages::AllToAll(all_to_all)),
+            all if all == self.learners => Ok(Messages::AllGather(all_gather)),
+            _ => Err(TransportError::OutOfStep),
+        }
     }
-    match (all, each) {
-        (true, false) => Ok(Messages::AllGather(all_gather)),
-        (false, true) => Ok(Messages::AllToAll(all_to_all)),
-        _ => Err(TransportError::OutOfStep),
+}
+
+impl Local {
+    /// Waits until the oldest round has come from all threads.
+    fn wait(&mut self) -> Result<(), TransportError> {
+        // A timeout beyond all time is none.
+        let deadline = Instant::now().checked_add(self.timeout);
+        loop {
+            let threads = 0..self.hosted.len();
+            let missing: Vec<usize> = threads.filter(|&thread| self.arrived[thread].is_empty()).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let learners = |threads: Vec<usize>| {
+                threads.iter().flat_map(|&thread| self.hosted[thread].clone()).collect()
+            };
+            let ended: Vec<usize> = missing.iter().copied().filter(|&thread| self.ended[thread]).collect();
+            if !ended.is_empty() {
+                return Err(TransportError::Ended { learners: learners(ended) });
+            }
+            let left =
+                deadline.map_or(self.timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let incoming = self.incoming.get_mut().unwrap_or_else(PoisonError::into_inner);
+            match incoming.recv_timeout(left) {
+                Ok((thread, Some(messages))) => self.arrived[thread].push_back(messages),
+                Ok((thread, None)) => self.ended[thread] = true,
+                Err(_) => {
+                    return Err(TransportError::Timeout {
+                        learners: learners(missing),
+                        timeout: self.timeout,
+                    });
+                }
+            }
+        }
     }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.shared.lock().ended[self.thread] = true;
-        self.shared.changed.notify_all();
+        for outgoing in &self.outgoing {
+            let _ = outgoing.send((self.thread, None));
+        }
     }
 }

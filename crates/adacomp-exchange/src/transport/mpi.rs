@@ -89,18 +89,19 @@ fn offsets(counts: &[i32]) -> Vec<i32> {
     counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect()
 }
 
-fn split(bytes: &[u8], counts: &[i32]) -> Vec<Vec<u8>> {
-    let cuts = counts.iter().zip(offsets(counts));
-    cuts.map(|(&count, offset)| bytes[offset as usize..(offset + count) as usize].to_vec()).collect()
-}
-
-/// Returns a buffer for these messages. Even an empty one has an address of its own: Rust's address of nothing, 1, is what
-/// Open MPI takes for "in place".
-fn buffer(counts: &[i32]) -> Vec<u8> {
-    let length = counts.iter().sum::<i32>() as usize;
-    let mut buffer = Vec::with_capacity(length.max(1));
-    buffer.resize(length, 0);
-    buffer
+/// Returns messages of these lengths, which `take` takes from MPI.
+fn received(
+    lengths: &[u64],
+    take: impl FnOnce(&mut PartitionMut<'_, [u8], &[i32], &[i32]>),
+) -> Result<Vec<Vec<u8>>, TransportError> {
+    let counts = counts(lengths.iter().map(|length| *length as usize))?;
+    let (offsets, length) = (offsets(&counts), counts.iter().sum::<i32>() as usize);
+    // Even an empty buffer has an address of its own: Rust's address of nothing, 1, is what Open MPI takes for "in place".
+    let mut bytes = Vec::with_capacity(length.max(1));
+    bytes.resize(length, 0);
+    take(&mut PartitionMut::new(&mut bytes[..], &counts[..], &offsets[..]));
+    let message = |(&count, &offset)| bytes[offset as usize..(offset + count) as usize].to_vec();
+    Ok(counts.iter().zip(&offsets).map(message).collect())
 }
 
 fn all_gather(
@@ -108,15 +109,10 @@ fn all_gather(
     mut message: Vec<u8>,
 ) -> Result<Messages, TransportError> {
     message.reserve(1);
-    let length = message.len() as u64;
-    let mut lengths = vec![0u64; world.size() as usize];
-    world.all_gather_into(&length, &mut lengths[..]);
-    let counts = counts(lengths.into_iter().map(|length| length as usize))?;
-    let mut bytes = buffer(&counts);
-    let offsets = offsets(&counts);
-    let mut partition = PartitionMut::new(&mut bytes[..], &counts[..], &offsets[..]);
-    world.all_gather_varcount_into(&message[..], &mut partition);
-    Ok(Messages::AllGather(split(&bytes, &counts).into_iter().map(Arc::new).collect()))
+    let mut lengths = vec![0; world.size() as usize];
+    world.all_gather_into(&(message.len() as u64), &mut lengths[..]);
+    let messages = received(&lengths, |all| world.all_gather_varcount_into(&message[..], all))?;
+    Ok(Messages::AllGather(messages.into_iter().map(Arc::new).collect()))
 }
 
 fn all_to_all(
@@ -124,18 +120,14 @@ fn all_to_all(
     messages: &[Vec<u8>],
 ) -> Result<Messages, TransportError> {
     let own: Vec<u64> = messages.iter().map(|message| message.len() as u64).collect();
-    let mut lengths = vec![0u64; world.size() as usize];
+    let mut lengths = vec![0; world.size() as usize];
     world.all_to_all_into(&own[..], &mut lengths[..]);
-    let mut sent = messages.concat();
-    sent.reserve(1);
-    let sent_counts = counts(messages.iter().map(Vec::len))?;
-    let received_counts = counts(lengths.into_iter().map(|length| length as usize))?;
-    let mut received = buffer(&received_counts);
-    let (sent_offsets, received_offsets) = (offsets(&sent_counts), offsets(&received_counts));
-    let sent = Partition::new(&sent[..], &sent_counts[..], &sent_offsets[..]);
-    let mut partition = PartitionMut::new(&mut received[..], &received_counts[..], &received_offsets[..]);
-    world.all_to_all_varcount_into(&sent, &mut partition);
-    Ok(Messages::AllToAll(vec![split(&received, &received_counts)]))
+    let mut bytes = messages.concat();
+    bytes.reserve(1);
+    let counts = counts(messages.iter().map(Vec::len))?;
+    let offsets = offsets(&counts);
+    let sent = Partition::new(&bytes[..], &counts[..], &offsets[..]);
+    Ok(Messages::AllToAll(vec![received(&lengths, |all| world.all_to_all_varcount_into(&sent, all))?]))
 }
 
 impl Transport for Mpi {

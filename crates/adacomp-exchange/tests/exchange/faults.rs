@@ -4,7 +4,7 @@ use crate::draw::gradient;
 use crate::hand::{Place, carry, protocols, submit};
 use crate::support::{Residuals, STRATEGIES, model, output, residuals, slices};
 use adacomp::{Outcome, Policy};
-use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{ExchangeError, Messages, Strategy};
 use fastrand::Rng;
 use std::collections::HashMap;
@@ -67,7 +67,7 @@ fn try_fault(strategy: Strategy, fault: Fault, seed: u64, kept: &Kept) -> String
 }
 
 /// Nothing was lost and nothing applied: what was selected is back in the residuals, and owners keep what they kept.
-fn check_dropped(protocols: &mut [Protocol], before: &[Residuals], step: u64, strategy: Strategy) {
+fn check_dropped(protocols: &mut [ByHand], before: &[Residuals], step: u64, strategy: Strategy) {
     let layout = model();
     for (learner, protocol) in protocols.iter_mut().enumerate() {
         let after = residuals(protocol, learner);
@@ -160,7 +160,7 @@ fn a_learner_with_another_model_is_refused_in_the_step_too() {
     for strategy in STRATEGIES {
         let mut protocols = protocols(2, strategy);
         let other = crate::support::model_with(Policy::adacomp().soft_threshold(1.5));
-        protocols[1] = Protocol::new(other, strategy, 2, 1..2).unwrap();
+        protocols[1] = ByHand::unconnected((), other, strategy, 2, 1..2).unwrap();
         submit(&mut protocols, 0);
         let results = carry(&mut protocols, |_, _| {});
         assert!(results.iter().all(Result::is_err), "{strategy:?}");
@@ -220,13 +220,13 @@ fn a_verdict_that_cannot_be_read_is_an_error_for_its_receiver() {
         });
         let incoming = Messages::AllGather(frames.collect());
         protocols.iter_mut().for_each(|protocol| protocol.incoming(0, 0, &incoming).unwrap());
-        let mut verdicts: Vec<_> = protocols.iter_mut().flat_map(Protocol::verdict).collect();
+        let mut verdicts: Vec<_> = protocols.iter_mut().flat_map(ByHand::verdict).collect();
         verdicts[1][change] ^= 1;
         let verdicts: Vec<_> = verdicts.into_iter().map(Arc::new).collect();
         let mut written = output(&model());
-        let error = protocols[0].conclude(&verdicts, &mut slices(&mut written)).unwrap_err();
+        let error = protocols[0].conclude(&verdicts, Some(&mut slices(&mut written))).unwrap_err();
         assert!(matches!(error, ExchangeError::Verdict { step: 0, learner: 1, .. }), "{error}");
-        let error = protocols[1].conclude(&verdicts[..1], &mut slices(&mut written)).unwrap_err();
+        let error = protocols[1].conclude(&verdicts[..1], Some(&mut slices(&mut written))).unwrap_err();
         assert!(matches!(error, ExchangeError::Transport { .. }), "{error}");
         assert_eq!(written, output(&model()));
     }

@@ -3,7 +3,7 @@
 use crate::draw::gradient;
 use crate::support::{STRATEGIES, TIMEOUT, Trace, bits, gradients, model, output, residuals, run};
 use adacomp::{Outcome, Packet, Selected};
-use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{Exchange, GroupAverage, Local, SendVerdict, Strategy, Threads, Transport};
 
 const LEARNERS: usize = 3;
@@ -256,7 +256,7 @@ fn unused_layers_send_nothing_after_loading_either() {
 #[test]
 fn averages_need_a_slice_for_each_layer() {
     for strategy in STRATEGIES {
-        let write = || Protocol::new(model(), strategy, 1, 0..1).unwrap().write(0, &mut []);
+        let write = || ByHand::unconnected((), model(), strategy, 1, 0..1).unwrap().average(0).write(&mut []);
         let panic = std::panic::catch_unwind(write).expect_err("too few slices");
         let text = panic.downcast_ref::<String>().expect("a message");
         assert!(text.contains("a slice for each layer of the group"), "{text}");

@@ -3,18 +3,18 @@
 use crate::draw::gradient;
 use crate::support::{model, output, slices};
 use adacomp::Outcome;
-use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{ExchangeError, Messages, Strategy};
 use std::sync::Arc;
 
 /// One protocol for each learner, each hosting one.
-pub(crate) fn protocols(learners: usize, strategy: Strategy) -> Vec<Protocol> {
+pub(crate) fn protocols(learners: usize, strategy: Strategy) -> Vec<ByHand> {
     (0..learners)
-        .map(|learner| Protocol::new(model(), strategy, learners, learner..learner + 1).unwrap())
+        .map(|learner| ByHand::unconnected((), model(), strategy, learners, learner..learner + 1).unwrap())
         .collect()
 }
 
-pub(crate) fn submit(protocols: &mut [Protocol], step: u64) {
+pub(crate) fn submit(protocols: &mut [ByHand], step: u64) {
     assert!(protocols.iter().all(|protocol| protocol.step() == step));
     for (learner, protocol) in protocols.iter_mut().enumerate() {
         let layout = protocol.layout().clone();
@@ -32,10 +32,7 @@ pub(crate) type Place = (usize, usize, usize);
 pub(crate) type Concluded = Result<(Outcome, Vec<Vec<f32>>), ExchangeError>;
 
 /// Carries all messages of a step, letting `meddle` change each on its way to each receiver; what every learner concludes.
-pub(crate) fn carry(
-    protocols: &mut [Protocol],
-    mut meddle: impl FnMut(Place, &mut Vec<u8>),
-) -> Vec<Concluded> {
+pub(crate) fn carry(protocols: &mut [ByHand], mut meddle: impl FnMut(Place, &mut Vec<u8>)) -> Vec<Concluded> {
     let learners = protocols.len();
     for round in 0..protocols[0].rounds() {
         let sent: Vec<_> = protocols.iter_mut().map(|protocol| protocol.outgoing(0, round)).collect();
@@ -58,10 +55,10 @@ pub(crate) fn carry(
     }
     let verdicts: Vec<_> =
         protocols.iter_mut().map(|protocol| Arc::new(protocol.verdict().remove(0))).collect();
-    let mut conclude = |protocol: &mut Protocol| {
+    let mut conclude = |protocol: &mut ByHand| {
         let mut output = output(&model());
         let untouched = output.clone();
-        let outcome = protocol.conclude(&verdicts, &mut slices(&mut output));
+        let outcome = protocol.conclude(&verdicts, Some(&mut slices(&mut output)));
         assert!(matches!(outcome, Ok(Outcome::Averaged)) || output == untouched);
         outcome.map(|outcome| (outcome, output))
     };

@@ -3,15 +3,15 @@
 use crate::hand::{carry, protocols, submit};
 use crate::support::{STRATEGIES, model};
 use adacomp::StateError;
-use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{ExchangeError, LearnerState, Strategy};
 
 /// Learners after three steps, and what they saved.
-fn trained(learners: usize, strategy: Strategy) -> (Vec<Protocol>, Vec<LearnerState>) {
+fn trained(learners: usize, strategy: Strategy) -> (Vec<ByHand>, Vec<LearnerState>) {
     trained_for(learners, strategy, 3)
 }
 
-fn trained_for(learners: usize, strategy: Strategy, steps: u64) -> (Vec<Protocol>, Vec<LearnerState>) {
+fn trained_for(learners: usize, strategy: Strategy, steps: u64) -> (Vec<ByHand>, Vec<LearnerState>) {
     let mut protocols = protocols(learners, strategy);
     for step in 0..steps {
         submit(&mut protocols, step);
@@ -22,7 +22,7 @@ fn trained_for(learners: usize, strategy: Strategy, steps: u64) -> (Vec<Protocol
 }
 
 /// What is kept of a layer in all: the learners' share of it and what owners have.
-fn kept(protocols: &mut [Protocol], layer: usize) -> Vec<f64> {
+fn kept(protocols: &mut [ByHand], layer: usize) -> Vec<f64> {
     let learners = protocols.len();
     let mut kept = vec![0.0f64; model()[layer].elements()];
     let mut start = 0;
@@ -121,7 +121,7 @@ fn a_bad_state_changes_nothing() {
     without_owner[1].owner = None;
     let mut mixed = states.clone();
     mixed[1] = trained_for(2, Strategy::Sharded, 2).1.remove(1);
-    let mut protocol = Protocol::new(model(), Strategy::Sharded, 3, 1..2).unwrap();
+    let mut protocol = ByHand::unconnected((), model(), Strategy::Sharded, 3, 1..2).unwrap();
     for bad in [&cut[..], &without_owner, &mixed, &states[..1], &[]] {
         assert!(protocol.load(bad).is_err());
         assert_eq!(protocol.step(), 0);

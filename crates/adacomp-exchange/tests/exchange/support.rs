@@ -3,7 +3,7 @@
 use crate::draw::gradient;
 use adacomp::Compressor;
 use adacomp::{Gradient, Kind, Layout, Parameter, Policy, Treatment};
-use adacomp_exchange::internal::Protocol;
+use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{Exchange, Local, Options, Strategy, Threads, Transport};
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,13 +134,13 @@ impl Learners for Exchange<Local> {
     }
 }
 
-impl Learners for Protocol {
+impl Learners for ByHand {
     fn compressor(&mut self, learner: usize) -> Option<&mut Compressor> {
-        Protocol::compressor(self, learner)
+        ByHand::compressor(self, learner)
     }
 
     fn owner(&mut self, learner: usize) -> Option<&mut Compressor> {
-        Protocol::owner(self, learner)
+        ByHand::owner(self, learner)
     }
 }
 
