@@ -145,7 +145,7 @@ def test_an_average_that_overflows_is_dropped():
 
 
 @on_learners(2)
-def test_a_nan_poisons_nothing():
+def test_a_nan_stays_out_of_residuals():
     """Without a scaler all learners get NaN, as with plain DDP, and are told once; the residuals stay clean."""
     model = make()
     hook = attach(model)

@@ -11,7 +11,7 @@ use thiserror::Error;
 pub enum TransportError {
     /// A learner did not take part in time.
     #[error(
-        "no word from {} within {timeout:?}; a learner hangs, has died, or is slower than the time limit",
+        "no word from {} within {timeout:?}; a learner hangs, has died, or is slower than the timeout",
         list(learners)
     )]
     Timeout {
@@ -126,7 +126,7 @@ pub enum Cause {
     Failed,
 }
 
-/// An exchange that did not take place. No gradient was written, and what was selected stays in the residuals.
+/// An exchange that did not take place. What was written does not count, and what was selected stays in the residuals.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ExchangeError {

@@ -39,7 +39,7 @@ impl From<Strategy> for Options {
 /// When a learner sends its verdict in [`Exchange::finish_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendVerdict {
-    /// Before the last group is written, so that verdicts travel meanwhile. The average must then be used.
+    /// Before the last group is written, so that verdicts travel meanwhile. `write` must then return true.
     BeforeWriting,
     /// After all groups are written, so that the average can still be refused: it may not fit the format that it is wanted in.
     AfterWriting,
@@ -389,7 +389,7 @@ impl<T> Exchange<T> {
             number,
             position,
             compressor: Compressor::new(layout.clone()).with_threads(options.threads),
-            owner: (options.strategy == Strategy::Sharded).then(|| owner(number)),
+            owner: options.strategy.has_owner_residuals().then(|| owner(number)),
             owner_before: Vec::new(),
             traffic: Traffic::default(),
             fault: None,

@@ -8,7 +8,7 @@
 
 use crate::error::{Cause, ExchangeError};
 use crate::exchange::Options;
-use crate::strategy::{Collective, Fault, Strategy};
+use crate::strategy::{Collective, Fault};
 use adacomp::{DecodeError, Layout};
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl<'a> Context<'a> {
 
     /// Returns whether messages have the envelope of this module. Frames have one of their own.
     pub(crate) fn has_envelope(&self) -> bool {
-        self.options.strategy != Strategy::Gather || self.round == VERDICT
+        !self.options.strategy.sends_frames() || self.round == VERDICT
     }
 
     /// Writes a message around the contents that `write` appends; without a receiver it is to all.

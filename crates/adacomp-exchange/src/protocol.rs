@@ -10,7 +10,7 @@
 use crate::error::{Cause, ExchangeError, TransportError};
 use crate::exchange::{Exchange, GroupAverage};
 use crate::message::{Context, Flag};
-use crate::strategy::{Collective, Fault, Rounds, Strategy};
+use crate::strategy::{Collective, Fault, Rounds};
 use crate::transport::Messages;
 use adacomp::{CompressError, Compressor, Outcome, Sending};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(crate) struct Learner {
     /// Its place among those that are hosted here.
     pub(crate) position: usize,
     pub(crate) compressor: Compressor,
-    /// What it keeps as an owner with `sharded`: the residuals of its shares of averaged gradients.
+    /// What it keeps as an owner with `sharded`: the residuals of its shards of averaged gradients.
     pub(crate) owner: Option<Compressor>,
     /// Values of the owner's residual that the step changes, as they were before: for each layer, element and value. A step
     /// that is dropped returns what came to an owner to its senders, so it must not stay here.
@@ -128,7 +128,7 @@ impl<T> Exchange<T> {
 
     /// Returns what the step that is going on sends.
     pub(crate) fn sending(&self) -> Sending {
-        if self.options.strategy == Strategy::Dense { Sending::Flush } else { self.sending }
+        if self.options.strategy.is_dense() { Sending::Flush } else { self.sending }
     }
 
     /// Returns whether a gradient of this step has been submitted.

@@ -3,7 +3,7 @@
 use crate::error::ExchangeError;
 use crate::exchange::{Exchange, Options};
 use crate::protocol::Learner;
-use crate::strategy::{Strategy, share};
+use crate::strategy::shard;
 use adacomp::{
     CompressError, Compressor, Gradient, Layer, Layout, Packet, Parameter, SavedBy, Sending, StateError,
     Treatment,
@@ -14,22 +14,22 @@ use adacomp::{
 pub struct LearnerState {
     /// Its residuals.
     pub residuals: Vec<u8>,
-    /// What it keeps as an owner of shares, with the strategy `sharded`.
+    /// What it keeps as an owner of shards, with the strategy `sharded`.
     pub owner: Option<Vec<u8>>,
 }
 
-/// Returns a learner's shares of all layers, as layers of their own.
+/// Returns a learner's shards of all layers, as layers of their own.
 pub(crate) fn owner_layout(layout: &Layout, options: Options, owner: usize, learners: usize) -> Layout {
     let layers = layout.layers().iter().enumerate().map(|(number, layer)| {
-        let elements = share(layout, number, owner, learners).len();
+        let elements = shard(layout, number, owner, learners).len();
         let treatment = match layer.treatment {
             Treatment::Bins(bin) => Treatment::Bins((bin / options.owner_divisor.get()).max(1)),
             other => other,
         };
         Layer { parameter: Parameter::new(layer.name(), &[elements]), treatment }
     });
-    let shares = Layout::new(layers.collect(), layout.soft_threshold(), layout.scale());
-    shares.expect("shares of valid layers are valid layers")
+    let shards = Layout::new(layers.collect(), layout.soft_threshold(), layout.scale());
+    shards.expect("shards of valid layers are valid layers")
 }
 
 impl<T> Exchange<T> {
@@ -60,7 +60,7 @@ impl<T> Exchange<T> {
         }
         let saved = one_run(residuals.iter().chain(&owners))?;
         let learners = self.learners;
-        let owners_stay = saved.learners == learners && self.options.strategy == Strategy::Sharded;
+        let owners_stay = saved.learners == learners && self.options.strategy.has_owner_residuals();
         let kept_by_owners =
             if owners_stay { Vec::new() } else { self.read_owners(&owners, saved.learners)? };
 
@@ -99,7 +99,7 @@ impl<T> Exchange<T> {
             let mut kept = Compressor::new(owner_layout(&self.layout, self.options, owner, learners));
             kept.load(&[state], owner, learners)?;
             for layer in 0..self.layout.len() {
-                let start = share(&self.layout, layer, owner, learners).start;
+                let start = shard(&self.layout, layer, owner, learners).start;
                 all.extend(kept.residual(layer).map(|values| (layer, start, values.to_vec())));
             }
         }
@@ -133,7 +133,7 @@ impl<T> Exchange<T> {
             output.copy_from_slice(values);
         }
         if let Some(owner) = self.owner(learner) {
-            let owned = &mut output[share(&layout, layer, learner, learners)];
+            let owned = &mut output[shard(&layout, layer, learner, learners)];
             owner.compress_layer(layer, vec![0.0; owned.len()].as_slice().into(), Sending::Flush)?;
             if let Some(Packet::Dense(values)) = owner.packet(layer) {
                 owned.iter_mut().zip(values).for_each(|(sum, kept)| *sum += learners as f32 * kept);
@@ -157,7 +157,7 @@ impl<T> Exchange<T> {
     /// sent dense.
     pub fn kept(&mut self, learner: usize, layer: usize) -> Option<Vec<f32>> {
         let mut kept = self.compressor(learner)?.residual(layer)?.to_vec();
-        let (owned, learners) = (share(&self.layout, layer, learner, self.learners), self.learners as f32);
+        let (owned, learners) = (shard(&self.layout, layer, learner, self.learners), self.learners as f32);
         if let Some(values) = self.owner(learner).and_then(|owner| owner.residual(layer)) {
             kept[owned].iter_mut().zip(values).for_each(|(sum, value)| *sum += learners * value);
         }

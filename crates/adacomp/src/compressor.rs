@@ -121,7 +121,7 @@ impl Compressor {
     }
 
     /// Sends nothing for layers whose gradient is zero everywhere, where AdaComp would send from their residual. This is for
-    /// training in which parameters that no learner used in a step do not get the average: what they sent would be lost.
+    /// DDP, which does not give the average to parameters that no learner used: what such a parameter sent would be lost.
     pub fn set_skip_unused(&mut self, skip: bool) {
         self.skip_unused = skip;
     }

@@ -212,7 +212,7 @@ class Runtime:
         if self.counts.dropped == 1 and self.config.loss_scale() is None:
             advice = "" if self.moments else "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
             logger.warning(
-                "a gradient is not finite: all learners get NaN, as with plain DDP, and residuals keep what they had. %s", advice
+                "a gradient is not finite: all learners get NaN gradients, so skip this optimizer step. Residuals stay finite. %s", advice
             )
 
     def _log(self) -> None:
@@ -294,7 +294,7 @@ class Compressed:
         self._buckets.append((buffer, layers))
 
     def finish(self) -> bool:
-        """Returns whether the gradient was averaged. If not, no learner can use the step, and residuals keep it."""
+        """Returns whether the gradient was averaged. If not, all learners get NaN; residuals took in what was finite."""
         averaged = self._path.finish(self._buckets) is None
         if not averaged:
             _fill_with_nan(buffer for buffer, _ in self._buckets)

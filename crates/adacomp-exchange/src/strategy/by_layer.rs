@@ -1,6 +1,6 @@
 //! Exchanges a group layer by layer.
 //!
-//! Dense layers go the same way in all strategies but `gather`: in the last two rounds, a share to each owner, which averages it
+//! Dense layers go the same way in all strategies but `gather`: in the last two rounds, a shard to each owner, which averages it
 //! in f32 and in learner order, and the averages to all. A strategy says what happens to the compressed layers.
 
 use super::{Collective, Fault, Rounds, slot};
@@ -18,8 +18,8 @@ pub(crate) struct LayerRound<'a> {
 
 impl LayerRound<'_> {
     /// Returns the elements that a learner owns.
-    pub(crate) fn share(&self, owner: usize) -> Range<usize> {
-        super::share(self.context.layout, self.layer, owner, self.context.learners)
+    pub(crate) fn shard(&self, owner: usize) -> Range<usize> {
+        super::shard(self.context.layout, self.layer, owner, self.context.learners)
     }
 
     /// Returns whether the layer is sent dense in this step.
@@ -66,7 +66,7 @@ impl LayerRounds for Dense {
         } else if at.context.collective() == Collective::AllToAll
             && let Some(Packet::Dense(values)) = learner.compressor.packet(at.layer)
         {
-            write_values(&values[at.share(receiver)], message);
+            write_values(&values[at.shard(receiver)], message);
         }
     }
 
@@ -77,7 +77,7 @@ impl LayerRounds for Dense {
         contents: &mut [&[u8]],
     ) -> Result<(), Fault> {
         if at.context.collective() == Collective::AllToAll {
-            let elements = at.share(learners[0].number).len();
+            let elements = at.shard(learners[0].number).len();
             let average = slot(&mut self.averages, learners[0].position);
             average.clear();
             average.resize(elements, 0.0);
@@ -90,7 +90,7 @@ impl LayerRounds for Dense {
         } else if at.context.is_last_round() {
             self.result.clear();
             for (owner, bytes) in contents.iter_mut().enumerate() {
-                let values = read_values(bytes, at.share(owner).len());
+                let values = read_values(bytes, at.shard(owner).len());
                 self.result.extend(values.map_err(Fault::of(owner))?);
             }
         }

@@ -1,7 +1,8 @@
 //! The four strategies. Each says which bytes go to whom in each round, and does no I/O.
 //!
-//! To add one: a variant of [`Strategy`] with its rounds, and a type that implements [`LayerRounds`], or [`Rounds`] if it
-//! does not exchange layer by layer.
+//! To add one: a variant of [`Strategy`], which says all that others need to know of it, and a type that implements
+//! [`LayerRounds`], or [`Rounds`] if it does not exchange layer by layer. The compiler and the tests that go through
+//! [`Strategy::ALL`] find the rest; the program's cost model, Python's `config.py` and the guides name strategies, too.
 
 mod by_layer;
 mod gather;
@@ -22,14 +23,14 @@ use std::str::FromStr;
 /// How learners turn their gradients into the averaged one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Sends all layers in f32: each owner averages its share and sends it to all. The traffic of a ring.
+    /// Sends all layers in f32: each owner averages its shard and sends it to all. The traffic of a ring.
     Dense,
     /// The paper's: every learner sends its frame to all. What a learner receives grows with their number.
     Gather,
     /// Learners agree on one scale for each layer; owners add signs as integers and send the coded sums to all. What a learner
     /// receives grows with the logarithm of their number.
     Reduce,
-    /// Owners average their share, compress it again with a residual of their own, and send that to all. What a learner
+    /// Owners average their shard, compress it again with a residual of their own, and send that to all. What a learner
     /// receives does not grow with their number, but values wait twice.
     Sharded,
 }
@@ -55,6 +56,21 @@ impl Strategy {
             Self::Reduce => Box::new(ByLayer::<reduce::Reduce>::default()),
             Self::Sharded => Box::new(ByLayer::<sharded::Sharded>::default()),
         }
+    }
+
+    /// Returns whether messages are frames, which have a header and checksum of their own, rather than envelopes.
+    pub(crate) fn sends_frames(self) -> bool {
+        self == Self::Gather
+    }
+
+    /// Returns whether every layer is sent dense in every step.
+    pub(crate) fn is_dense(self) -> bool {
+        self == Self::Dense
+    }
+
+    /// Returns whether owners keep residuals of their own.
+    pub(crate) fn has_owner_residuals(self) -> bool {
+        self == Self::Sharded
     }
 
     /// Checks that the strategy can exchange all layers.
@@ -84,7 +100,7 @@ impl FromStr for Strategy {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        UnknownName::find(name, "strategy", "gather, reduce or sharded", Self::ALL)
+        UnknownName::find(name, "strategy", "dense, gather, reduce or sharded", Self::ALL)
     }
 }
 
@@ -142,7 +158,7 @@ pub(crate) trait Rounds: Send + Sync {
 ///
 /// Where bins do not divide evenly, which owners get one more depends on the layer, so that many small layers do not all
 /// fall to the same owners.
-pub(crate) fn share(layout: &Layout, layer: usize, owner: usize, learners: usize) -> Range<usize> {
+pub(crate) fn shard(layout: &Layout, layer: usize, owner: usize, learners: usize) -> Range<usize> {
     let elements = layout[layer].elements();
     let bin = match layout[layer].treatment {
         Treatment::Bins(bin) => bin as usize,
@@ -164,11 +180,11 @@ fn slot<T: Default>(entries: &mut Vec<T>, index: usize) -> &mut T {
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::shard;
     use adacomp::{Parameter, Policy};
 
     #[test]
-    fn shares_cover_each_layer_and_are_balanced() {
+    fn shards_cover_each_layer_and_are_balanced() {
         // Many layers with fewer bins than there are learners, as in large models on many machines.
         let parameters = (0..300).map(|number| Parameter::new(format!("{number}"), &[21, 500]));
         let layout = Policy::adacomp().layout(parameters).unwrap();
@@ -177,10 +193,10 @@ mod tests {
             for layer in 0..layout.len() {
                 let mut next = 0;
                 for (owner, owned) in owned.iter_mut().enumerate() {
-                    let share = share(&layout, layer, owner, learners);
-                    assert_eq!((share.start, share.start % 500), (next, 0));
-                    *owned += share.len();
-                    next = share.end;
+                    let shard = shard(&layout, layer, owner, learners);
+                    assert_eq!((shard.start, shard.start % 500), (next, 0));
+                    *owned += shard.len();
+                    next = shard.end;
                 }
                 assert_eq!(next, 21 * 500);
             }

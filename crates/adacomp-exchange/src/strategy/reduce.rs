@@ -14,7 +14,7 @@ const SIGNS: usize = 1;
 #[derive(Default)]
 pub(crate) struct Reduce {
     scale: f32,
-    /// By position of the hosted learner: the owner's sums that are not 0, and where in its share they are.
+    /// By position of the hosted learner: the owner's sums that are not 0, and where in its shard they are.
     sums: Vec<Vec<(u32, i32)>>,
     /// Elements with a sum, and the sum.
     results: Vec<(u32, i32)>,
@@ -23,11 +23,11 @@ pub(crate) struct Reduce {
 impl LayerRounds for Reduce {
     fn send(&mut self, at: LayerRound<'_>, learner: &Learner, receiver: usize, message: &mut Vec<u8>) {
         let Some(Packet::Sparse(sparse)) = learner.compressor.packet(at.layer) else { return };
-        let share = at.share(receiver);
+        let shard = at.shard(receiver);
         match at.context.round {
             SCALES => write_values(&sparse.values[..1], message),
-            SIGNS => encode_range(sparse.within(share.clone()).selected, share, message),
-            _ => encode_sums(share.len(), &self.sums[learner.position], message),
+            SIGNS => encode_range(sparse.within(shard.clone()).selected, shard, message),
+            _ => encode_sums(shard.len(), &self.sums[learner.position], message),
         }
     }
 
@@ -85,13 +85,13 @@ impl Reduce {
         learner: &Learner,
         contents: &mut [&[u8]],
     ) -> Result<(), Fault> {
-        let share = at.share(learner.number);
+        let shard = at.shard(learner.number);
         let mut senders = vec![Vec::new(); contents.len()];
         for (sender, (bytes, selected)) in contents.iter_mut().zip(&mut senders).enumerate() {
-            decode_range(bytes, share.clone(), at.layer, selected).map_err(Fault::of(sender))?;
+            decode_range(bytes, shard.clone(), at.layer, selected).map_err(Fault::of(sender))?;
         }
         let sums = slot(&mut self.sums, learner.position);
-        add_signs(&senders, share, sums);
+        add_signs(&senders, shard, sums);
         shrink(sums);
         Ok(())
     }
@@ -99,9 +99,9 @@ impl Reduce {
     fn receive_sums(&mut self, at: LayerRound<'_>, contents: &mut [&[u8]]) -> Result<(), Fault> {
         self.results.clear();
         for (owner, bytes) in contents.iter_mut().enumerate() {
-            let share = at.share(owner);
-            let take = |offset, sum| self.results.push(((share.start + offset) as u32, sum));
-            decode_sums(bytes, at.layer, share.len(), at.context.learners as u32, take)
+            let shard = at.shard(owner);
+            let take = |offset, sum| self.results.push(((shard.start + offset) as u32, sum));
+            decode_sums(bytes, at.layer, shard.len(), at.context.learners as u32, take)
                 .map_err(Fault::of(owner))?;
         }
         shrink(&mut self.results);

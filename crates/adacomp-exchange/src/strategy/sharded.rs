@@ -1,4 +1,4 @@
-//! Compresses twice: learners compress their gradients, and owners compress their share of the average.
+//! Compresses twice: learners compress their gradients, and owners compress their shard of the average.
 
 use super::by_layer::{LayerRound, LayerRounds};
 use super::{Fault, slot};
@@ -16,15 +16,15 @@ pub(crate) struct Sharded {
 
 impl LayerRounds for Sharded {
     fn send(&mut self, at: LayerRound<'_>, learner: &Learner, receiver: usize, message: &mut Vec<u8>) {
-        let share = at.share(receiver);
-        let (packet, share) = match at.context.is_last_round() {
-            false => (learner.compressor.packet(at.layer), share),
-            // The owner's layer is the share alone, so its indices start at 0.
-            true => (learner.owner.as_ref().and_then(|owner| owner.packet(at.layer)), 0..share.len()),
+        let shard = at.shard(receiver);
+        let (packet, shard) = match at.context.is_last_round() {
+            false => (learner.compressor.packet(at.layer), shard),
+            // The owner's layer is the shard alone, so its indices start at 0.
+            true => (learner.owner.as_ref().and_then(|owner| owner.packet(at.layer)), 0..shard.len()),
         };
         if let Some(Packet::Sparse(sparse)) = packet {
             write_values(&sparse.values[..1], message);
-            encode_range(sparse.within(share.clone()).selected, share, message);
+            encode_range(sparse.within(shard.clone()).selected, shard, message);
         }
     }
 
@@ -39,8 +39,8 @@ impl LayerRounds for Sharded {
         }
         for (owner, bytes) in contents.iter_mut().enumerate() {
             let (scale, selected) = slot(&mut self.results, owner);
-            let share = 0..at.share(owner).len();
-            *scale = read_selection(bytes, at.layer, share, selected).map_err(Fault::of(owner))?;
+            let shard = 0..at.shard(owner).len();
+            *scale = read_selection(bytes, at.layer, shard, selected).map_err(Fault::of(owner))?;
         }
         Ok(())
     }
@@ -48,7 +48,7 @@ impl LayerRounds for Sharded {
     fn write(&mut self, at: LayerRound<'_>, output: &mut [f32]) {
         // Owner after owner, each element after element.
         let elements = self.results.iter().enumerate().flat_map(|(owner, (scale, selected))| {
-            let first = at.share(owner).start;
+            let first = at.shard(owner).start;
             sparse(*scale, selected).elements().map(move |(index, value)| (first + index, value))
         });
         let mut elements = elements.peekable();
@@ -81,18 +81,18 @@ impl LayerRounds for Sharded {
     }
 }
 
-/// Averages what all learners sent of an owner's share, and compresses it.
+/// Averages what all learners sent of an owner's shard, and compresses it.
 fn receive_shares(at: LayerRound<'_>, learner: &mut Learner, contents: &mut [&[u8]]) -> Result<(), Fault> {
-    let share = at.share(learner.number);
+    let shard = at.shard(learner.number);
     let residual = owner_residual(learner, at.layer);
     let (mut before, mut selected) = (Vec::new(), Vec::new());
-    let mut average = vec![0.0; share.len()];
+    let mut average = vec![0.0; shard.len()];
     for (sender, bytes) in contents.iter_mut().enumerate() {
-        let scale = read_selection(bytes, at.layer, share.clone(), &mut selected);
+        let scale = read_selection(bytes, at.layer, shard.clone(), &mut selected);
         let scale = scale.map_err(Fault::of(sender))?;
         before.reserve(selected.len());
         for (index, value) in sparse(scale, &selected).elements() {
-            let index = index - share.start;
+            let index = index - shard.start;
             before.push((index as u32, residual[index]));
             average[index] += value;
         }
@@ -132,11 +132,11 @@ fn sparse(scale: f32, selected: &[Selected]) -> Sparse<'_> {
 fn read_selection(
     bytes: &mut &[u8],
     layer: usize,
-    share: Range<usize>,
+    shard: Range<usize>,
     selected: &mut Vec<Selected>,
 ) -> Result<f32, DecodeError> {
     let scale = read_scale(bytes, layer)?;
     selected.clear();
-    decode_range(bytes, share, layer, selected)?;
+    decode_range(bytes, shard, layer, selected)?;
     Ok(scale)
 }
