@@ -1,7 +1,7 @@
 //! What a step runs: programs whose output goes to the step's log.
 
-use anyhow::{Context, Result, bail};
-use std::fs::{self, File};
+use anyhow::{Context, Result, ensure};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,47 +20,40 @@ pub(crate) fn root() -> PathBuf {
 }
 
 impl Job {
-    pub(crate) fn to_terminal() -> Result<Self> {
-        Self::new(None)
-    }
-
-    pub(crate) fn to_log(path: &Path) -> Result<Self> {
-        Self::new(Some(File::create(path).with_context(|| path.display().to_string())?))
-    }
-
-    fn new(log: Option<File>) -> Result<Self> {
+    /// Starts a step in the workspace's folder.
+    pub(crate) fn new(log: Option<&Path>) -> Result<Self> {
+        let create = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         let sh = Shell::new()?;
         sh.change_dir(root());
-        Ok(Self { sh, log })
+        Ok(Self { sh, log: log.map(create).transpose()? })
     }
 
     /// Runs a program to its end.
     pub(crate) fn run(&self, cmd: Cmd<'_>) -> Result<()> {
-        let shown = self.announce(&cmd)?;
-        let mut command = Command::from(cmd);
-        if let Some(log) = &self.log {
-            command.stdout(log.try_clone()?).stderr(log.try_clone()?);
-        }
-        let status = command.stdin(Stdio::null()).status().with_context(|| shown.clone())?;
-        if status.success() { Ok(()) } else { bail!("{shown}: {status}") }
+        self.wait_for(cmd, false).map(drop)
     }
 
     /// Runs a program to its end and returns what it prints.
     pub(crate) fn output(&self, cmd: Cmd<'_>) -> Result<String> {
-        let shown = self.announce(&cmd)?;
-        let mut command = Command::from(cmd);
-        if let Some(log) = &self.log {
-            command.stderr(log.try_clone()?);
-        }
-        let output = command.stdin(Stdio::null()).output().with_context(|| shown.clone())?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        if output.status.success() { Ok(text) } else { bail!("{text}{shown}: {}", output.status) }
+        self.wait_for(cmd, true)
     }
 
-    fn announce(&self, cmd: &Cmd<'_>) -> Result<String> {
+    fn wait_for(&self, cmd: Cmd<'_>, capture: bool) -> Result<String> {
         let shown = cmd.to_string();
         self.say(&format!("$ {shown}"))?;
-        Ok(shown)
+        let mut command = Command::from(cmd);
+        command.stdin(Stdio::null());
+        if let Some(log) = &self.log {
+            command.stdout(log.try_clone()?).stderr(log.try_clone()?);
+        }
+        if capture {
+            command.stdout(Stdio::piped());
+        }
+        let output =
+            command.spawn().and_then(|child| child.wait_with_output()).with_context(|| shown.clone())?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(output.status.success(), "{text}{shown}: {}", output.status);
+        Ok(text)
     }
 
     pub(crate) fn say(&self, line: &str) -> Result<()> {
@@ -71,21 +64,9 @@ impl Job {
         Ok(())
     }
 
-    /// Returns `cargo`, to be used for building. It gives way to tests, some of which measure time.
-    pub(crate) fn cargo(&self) -> Cmd<'_> {
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        cmd!(self.sh, "nice -n 10 {cargo}")
-    }
-
-    /// Returns `cargo`, to be used for running tests.
-    pub(crate) fn cargo_now(&self) -> Cmd<'_> {
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        cmd!(self.sh, "{cargo}")
-    }
-
     /// Makes sure that a component of the toolchain is there.
     pub(crate) fn component(&self, name: &str, subcommand: &str) -> Result<()> {
-        if self.output(self.cargo_now().args([subcommand, "--version"])).is_ok() {
+        if self.output(cmd!(self.sh, "cargo {subcommand} --version")).is_ok() {
             return Ok(());
         }
         self.run(cmd!(self.sh, "rustup component add {name}"))
@@ -98,25 +79,20 @@ impl Job {
         if missing.is_empty() {
             return Ok(());
         }
-        let names = &missing;
         let _variable = self.sh.push_env("DEBIAN_FRONTEND", "noninteractive");
         // Another step may be installing, too.
         let apt = ["-qq", "-o", "DPkg::Lock::Timeout=600"];
+        let install = ["install", "-y", "--no-install-recommends"];
         self.run(cmd!(self.sh, "apt-get {apt...} update"))
-            .and_then(|()| {
-                self.run(cmd!(self.sh, "apt-get {apt...} install -y --no-install-recommends {names...}"))
-            })
-            .with_context(|| format!("install the Debian packages {} or their like", names.join(" ")))
+            .and_then(|()| self.run(cmd!(self.sh, "apt-get {apt...} {install...}").args(&missing)))
+            .with_context(|| format!("install the Debian packages {} or their like", missing.join(" ")))
     }
 
     /// Makes an empty folder under `target`.
     pub(crate) fn empty_folder(&self, name: &str) -> Result<PathBuf> {
         let folder = root().join("target").join(name);
-        if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        }
-        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        Ok(folder)
+        self.sh.remove_path(&folder)?;
+        Ok(self.sh.create_dir(&folder)?)
     }
 }
 

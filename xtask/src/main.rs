@@ -54,8 +54,8 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Test { parts, full } => test::run(&parts, full),
-        Command::Bench { quick } => release::bench(&Job::to_terminal()?, quick),
-        Command::Release => release::check(&Job::to_terminal()?),
-        Command::Fuzz { target, runs } => fuzz::run(&Job::to_terminal()?, &target, runs),
+        Command::Bench { quick } => release::bench(&Job::new(None)?, quick),
+        Command::Release => release::check(&Job::new(None)?),
+        Command::Fuzz { target, runs } => fuzz::run(&Job::new(None)?, &target, runs),
     }
 }

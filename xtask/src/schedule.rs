@@ -3,7 +3,7 @@
 use crate::job::{Job, root};
 use anyhow::{Context, Result};
 use std::fs;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// Steps of a lane run one after the other.
@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 pub(crate) enum Lane {
     /// Downloads, which need no processor.
     Fetch,
-    Rust,
+    /// What builds with Burn, and what comes before it.
+    Main,
     /// What need not wait for Burn.
-    Python,
+    Beside,
 }
 
 /// Something that must be true, or be there.
@@ -56,9 +57,9 @@ pub(crate) struct Ended {
 pub(crate) fn run(steps: &[Step]) -> Result<Vec<Ended>> {
     let logs = root().join("target/test-logs");
     fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
-    let board = Board { ended: Mutex::new(Vec::new()), changed: Condvar::new() };
+    let board = Board::default();
     std::thread::scope(|scope| {
-        for lane in [Lane::Fetch, Lane::Rust, Lane::Python] {
+        for lane in [Lane::Fetch, Lane::Main, Lane::Beside] {
             let (board, logs) = (&board, &logs);
             scope.spawn(move || {
                 for step in steps.iter().filter(|step| step.lane == lane) {
@@ -67,7 +68,7 @@ pub(crate) fn run(steps: &[Step]) -> Result<Vec<Ended>> {
                     let start = Instant::now();
                     let end = if can_run {
                         println!(">> {}", step.name);
-                        let result = Job::to_log(&path).and_then(|job| (step.run)(&job));
+                        let result = Job::new(Some(&path)).and_then(|job| (step.run)(&job));
                         show(step.name, &path, result, start.elapsed())
                     } else {
                         println!("<< {}: skipped", step.name);
@@ -78,7 +79,7 @@ pub(crate) fn run(steps: &[Step]) -> Result<Vec<Ended>> {
             });
         }
     });
-    Ok(board.ended.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(board.ended.into_inner().expect(LOCK))
 }
 
 /// Prints a step's log once it has ended, in one piece.
@@ -92,7 +93,10 @@ fn show(name: &str, log: &std::path::Path, result: Result<()>, time: Duration) -
     end
 }
 
+const LOCK: &str = "no thread panics while it holds the lock";
+
 /// What has ended so far.
+#[derive(Default)]
 struct Board {
     ended: Mutex<Vec<Ended>>,
     changed: Condvar,
@@ -101,27 +105,22 @@ struct Board {
 impl Board {
     /// Waits until these steps have ended; returns whether all have passed.
     fn wait_for(&self, names: &[&str]) -> bool {
-        let mut ended = self.lock();
+        let mut ended = self.ended.lock().expect(LOCK);
         loop {
-            let ends = names.iter().map(|name| ended.iter().find(|ended| ended.name == *name));
-            let ends: Vec<_> = ends.collect();
-            if ends.iter().flatten().any(|ended| ended.end != End::Passed) {
+            let needed = ended.iter().filter(|step| names.contains(&step.name));
+            if needed.clone().any(|step| step.end != End::Passed) {
                 return false;
             }
-            if ends.iter().all(Option::is_some) {
+            if needed.count() == names.len() {
                 return true;
             }
-            ended = self.changed.wait(ended).unwrap_or_else(PoisonError::into_inner);
+            ended = self.changed.wait(ended).expect(LOCK);
         }
     }
 
     fn add(&self, step: Ended) {
-        self.lock().push(step);
+        self.ended.lock().expect(LOCK).push(step);
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Ended>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,10 +133,10 @@ mod tests {
     fn a_failing_step_hides_only_those_that_need_it() {
         let steps = [
             step("schedule one", Lane::Fetch, &[], |_| bail!("wanted")),
-            step("schedule two", Lane::Rust, &["schedule one"], |_| Ok(())),
-            step("schedule three", Lane::Rust, &[], |_| Ok(())),
-            step("schedule four", Lane::Python, &["schedule three"], |_| Ok(())),
-            step("schedule five", Lane::Python, &["schedule two"], |_| Ok(())),
+            step("schedule two", Lane::Main, &["schedule one"], |_| Ok(())),
+            step("schedule three", Lane::Main, &[], |_| Ok(())),
+            step("schedule four", Lane::Beside, &["schedule three"], |_| Ok(())),
+            step("schedule five", Lane::Beside, &["schedule two"], |_| Ok(())),
         ];
         let ended = run(&steps).unwrap();
         let end = |name| ended.iter().find(|ended| ended.name == name).unwrap().end.clone();
