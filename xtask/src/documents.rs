@@ -1,7 +1,7 @@
 //! Documents: generated parts, links, and the README's commands.
 
-use crate::job::{Job, root};
 use crate::python;
+use crate::step::{Job, root};
 use anyhow::{Result, ensure};
 use xshell::cmd;
 

@@ -1,6 +1,6 @@
 //! Fuzzing with libFuzzer. The instrumentation needs compiler flags but no other toolchain, so `cargo fuzz` is not needed.
 
-use crate::job::{Job, root};
+use crate::step::{Job, root};
 use anyhow::{Result, ensure};
 use std::path::Path;
 use xshell::cmd;

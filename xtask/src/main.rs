@@ -2,16 +2,15 @@
 
 mod documents;
 mod fuzz;
-mod job;
 mod python;
 mod release;
-mod schedule;
+mod step;
 mod test;
 
 use anyhow::Result;
 use clap::Parser;
-use job::Job;
 use std::process::ExitCode;
+use step::Job;
 
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask", about = "Tests, benchmarks and releases the project")]

@@ -1,6 +1,6 @@
 //! The Python package: built, installed as a user would, and tested with real processes.
 
-use crate::job::{Job, root};
+use crate::step::{Job, root};
 use anyhow::{Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use xshell::cmd;

@@ -1,6 +1,6 @@
 //! Whether a release could be made, and the benchmarks.
 
-use crate::job::{Job, root};
+use crate::step::{Job, root};
 use anyhow::{Result, ensure};
 use xshell::cmd;
 

@@ -1,8 +1,7 @@
 //! `cargo xtask test`: everything that must be true before a change lands.
 
-use crate::job::{Job, root};
-use crate::schedule::Lane::{Beside, Fetch, Main};
-use crate::schedule::{self, End, Step, step};
+use crate::step::Lane::{Beside, Fetch, Main};
+use crate::step::{self, End, Job, Step, root, step};
 use crate::{documents, fuzz, python, release};
 use Part::{Core, Documents, Mpi, Program, Python, Setup};
 use anyhow::{Context, Result, ensure};
@@ -73,7 +72,7 @@ const FULL: &[(Part, Step)] = &[
 /// Runs the steps of these parts, or of all, and what they need.
 pub(crate) fn run(parts: &[Part], full: bool) -> Result<()> {
     let start = Instant::now();
-    let ended = schedule::run(&chosen(parts, full))?;
+    let ended = step::run(&chosen(parts, full))?;
     for step in &ended {
         let word = match step.end {
             End::Passed => "ok",

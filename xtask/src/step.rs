@@ -1,10 +1,13 @@
-//! Runs steps side by side: one thread a lane, each step with its own log.
+//! Steps: what they run, with a log for each, and how they run side by side, in one thread a lane.
 
-use crate::job::{Job, root};
-use anyhow::{Context, Result};
-use std::fs;
+use anyhow::{Context, Result, ensure};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
+use xshell::{Cmd, Shell, cmd};
 
 /// Steps of a lane run one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +86,7 @@ pub(crate) fn run(steps: &[Step]) -> Result<Vec<Ended>> {
 }
 
 /// Prints a step's log once it has ended, in one piece.
-fn show(name: &str, log: &std::path::Path, result: Result<()>, time: Duration) -> End {
+fn show(name: &str, log: &Path, result: Result<()>, time: Duration) -> End {
     let text = fs::read(log).unwrap_or_default();
     let (end, word) = match result {
         Ok(()) => (End::Passed, "ok".to_owned()),
@@ -122,6 +125,100 @@ impl Board {
         self.ended.lock().expect(LOCK).push(step);
         self.changed.notify_all();
     }
+}
+
+/// A step at work.
+pub(crate) struct Job {
+    pub(crate) sh: Shell,
+    /// Where output goes; to the terminal without one.
+    log: Option<File>,
+}
+
+/// Returns the workspace's folder.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace").to_owned()
+}
+
+impl Job {
+    /// Starts a step in the workspace's folder.
+    pub(crate) fn new(log: Option<&Path>) -> Result<Self> {
+        let create = |path: &Path| File::create(path).with_context(|| path.display().to_string());
+        let sh = Shell::new()?;
+        sh.change_dir(root());
+        Ok(Self { sh, log: log.map(create).transpose()? })
+    }
+
+    /// Runs a program to its end.
+    pub(crate) fn run(&self, cmd: Cmd<'_>) -> Result<()> {
+        self.wait_for(cmd, false).map(drop)
+    }
+
+    /// Runs a program to its end and returns what it prints.
+    pub(crate) fn output(&self, cmd: Cmd<'_>) -> Result<String> {
+        self.wait_for(cmd, true)
+    }
+
+    fn wait_for(&self, cmd: Cmd<'_>, capture: bool) -> Result<String> {
+        let shown = cmd.to_string();
+        self.say(&format!("$ {shown}"))?;
+        let mut command = Command::from(cmd);
+        command.stdin(Stdio::null());
+        if let Some(log) = &self.log {
+            command.stdout(log.try_clone()?).stderr(log.try_clone()?);
+        }
+        if capture {
+            command.stdout(Stdio::piped());
+        }
+        let output =
+            command.spawn().and_then(|child| child.wait_with_output()).with_context(|| shown.clone())?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(output.status.success(), "{text}{shown}: {}", output.status);
+        Ok(text)
+    }
+
+    pub(crate) fn say(&self, line: &str) -> Result<()> {
+        match self.log.as_ref() {
+            Some(mut log) => writeln!(log, "{line}")?,
+            None => println!("{line}"),
+        }
+        Ok(())
+    }
+
+    /// Makes sure that a component of the toolchain is there.
+    pub(crate) fn component(&self, name: &str, subcommand: &str) -> Result<()> {
+        if self.output(cmd!(self.sh, "cargo {subcommand} --version")).is_ok() {
+            return Ok(());
+        }
+        self.run(cmd!(self.sh, "rustup component add {name}"))
+    }
+
+    /// Makes sure that Debian packages are installed; of those whose program is there already, nothing is done.
+    pub(crate) fn packages(&self, wanted: &[(&str, &[&str])]) -> Result<()> {
+        let missing = wanted.iter().filter(|(program, _)| !is_on_path(program));
+        let missing: Vec<&str> = missing.flat_map(|(_, packages)| packages.iter().copied()).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let _variable = self.sh.push_env("DEBIAN_FRONTEND", "noninteractive");
+        // Another step may be installing, too.
+        let apt = ["-qq", "-o", "DPkg::Lock::Timeout=600"];
+        let install = ["install", "-y", "--no-install-recommends"];
+        self.run(cmd!(self.sh, "apt-get {apt...} update"))
+            .and_then(|()| self.run(cmd!(self.sh, "apt-get {apt...} {install...}").args(&missing)))
+            .with_context(|| format!("install the Debian packages {} or their like", missing.join(" ")))
+    }
+
+    /// Makes an empty folder under `target`.
+    pub(crate) fn empty_folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = root().join("target").join(name);
+        self.sh.remove_path(&folder)?;
+        Ok(self.sh.create_dir(&folder)?)
+    }
+}
+
+fn is_on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).exists())
 }
 
 #[cfg(test)]
