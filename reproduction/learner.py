@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from reproduction.machines import INTERFACE
 from reproduction.models import Workload
 from reproduction.network import WORKLOADS
+from reproduction.studies import Result
 
 # Steps before AdaComp is timed for the first time, or seconds, if these take longer. Residuals fill up meanwhile, and messages
 # get several times shorter.
@@ -43,7 +44,6 @@ VERY_SLOW = 30.0
 # PyTorch's setting for the size of the first bucket.
 FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
 
-Line = dict[str, Any]
 STRATEGIES = ["gather", "reduce", "sharded"]
 # Of a step: bytes by the interface, bytes by `stats()`, and processor time.
 COSTS = ("sent", "said", "cpu")
@@ -105,51 +105,51 @@ class Method:
             self.states = states and states / f"{workload.name}-{dist.get_world_size()}-{strategy}-{dist.get_rank()}.pt"
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
 
-    def step(self, generator: torch.Generator) -> None:
-        inputs, labels = self.workload.batch(generator)
+    def step(self) -> None:
+        inputs, labels = self.workload.batch()
         self.optimizer.zero_grad()
         with self.model.no_sync() if self.name == "none" else contextlib.nullcontext():
             outputs = self.model(inputs)
             cross_entropy(outputs.flatten(0, -2), labels.flatten()).backward()
         self.optimizer.step()
 
-    def warm_up(self, generator: torch.Generator) -> float:
+    def warm_up(self) -> float:
         """Trains until buckets are rebuilt, residuals filled and auto mode has decided; returns the last step's seconds."""
         if self.states:
-            self.restore_or_train(generator, self.states)
+            self.restore_or_train(self.states)
             self.states = None
         for _ in range(WARM_UP[self.hook is not None]):
             start = time.perf_counter()
-            self.step(generator)
+            self.step()
             if agreed(time.perf_counter() - start) > SLOW:
                 break
         seconds = time.perf_counter() - start
         if self.name == "auto" and not self.decided:
             while self.hook.stats()["why"].startswith("trying"):
-                self.step(generator)
+                self.step()
             self.decided = True
             # The trial has emptied the residuals.
-            return self.train_on(generator, TRAINED_SECONDS / 3)
+            return self.train_on(TRAINED_SECONDS / 3)
         return seconds
 
-    def train_on(self, generator: torch.Generator, limit: float) -> float:
+    def train_on(self, limit: float) -> float:
         """Trains until residuals are filled, or the time is over; returns the last step's seconds."""
         start = time.perf_counter()
         for _ in range(TRAINED):
             before = time.perf_counter()
-            self.step(generator)
+            self.step()
             if agreed(time.perf_counter() - start) > limit:
                 break
         return time.perf_counter() - before
 
-    def restore_or_train(self, generator: torch.Generator, states: Path) -> None:
+    def restore_or_train(self, states: Path) -> None:
         """Gets to the state of a training that is under way, which is kept for the next time."""
         if agreed(not states.exists()) == 0:
             state = torch.load(states)
             self.model.module.load_state_dict(state["model"])
             self.hook.load_state_dict(state["hook"])
         elif self.name != "auto":
-            self.train_on(generator, TRAINED_SECONDS)
+            self.train_on(TRAINED_SECONDS)
             states.parent.mkdir(parents=True, exist_ok=True)
             torch.save({"model": self.model.module.state_dict(), "hook": self.hook.state_dict()}, states)
 
@@ -171,19 +171,19 @@ def agreed(value: float) -> float:
     return tensor.item()
 
 
-def header(workload: Workload, method: str) -> Line:
+def header(workload: Workload, method: str) -> Result:
     """Returns what each line starts with."""
     learners = dist.get_world_size()
     return {"workload": workload.name, "parameters": workload.parameters, "learners": learners, "method": method}
 
 
-def measure(method: Method, generator: torch.Generator, budget: float) -> tuple[list[float], dict[str, float]]:
+def measure(method: Method, budget: float) -> tuple[list[float], dict[str, float]]:
     """Returns the times of a turn of one method, and what a step costs."""
 
     def costs() -> list[float]:
         return [interface_bytes(), method.hook.stats()["bytes_sent"] if method.hook else 0, time.process_time()]
 
-    seconds = agreed(method.warm_up(generator))
+    seconds = agreed(method.warm_up())
     # What takes half a minute is the link's doing, and hardly varies.
     count = max(1 if seconds > VERY_SLOW else 2, min(STEPS, int(budget / seconds)))
     dist.barrier()
@@ -191,12 +191,12 @@ def measure(method: Method, generator: torch.Generator, budget: float) -> tuple[
     times = []
     for _ in range(count):
         start = time.perf_counter()
-        method.step(generator)
+        method.step()
         times.append(time.perf_counter() - start)
     return times, {key: (end - start) / count for key, start, end in zip(COSTS, before, costs())}
 
 
-def run(workload: Workload, names: list[str], generator: torch.Generator, options: argparse.Namespace) -> Iterator[Line]:
+def run(workload: Workload, names: list[str], options: argparse.Namespace) -> Iterator[Result]:
     """Measures all methods in turn; yields a line for each."""
     times: dict[str, list[float]] = {name: [] for name in names}
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
@@ -206,7 +206,7 @@ def run(workload: Workload, names: list[str], generator: torch.Generator, option
         for name in names:
             method = auto if auto and name == "auto" else Method(name, workload, options.states)
             auto = method if name == "auto" else auto
-            turn, cost = measure(method, generator, options.budget)
+            turn, cost = measure(method, options.budget)
             times[name] += turn
             costs[name].append(cost)
             if method.hook and name != "auto":
@@ -227,16 +227,16 @@ def run(workload: Workload, names: list[str], generator: torch.Generator, option
         yield line
 
 
-def memory(workload: Workload, name: str, generator: torch.Generator) -> Line:
+def memory(workload: Workload, name: str) -> Result:
     """Returns the most memory that a learner takes with one method: in its first steps, and when residuals are filled."""
     method = Method(name, workload)
-    method.warm_up(generator)
+    method.warm_up()
     first = peak_bytes()
     if method.hook:
-        method.train_on(generator, TRAINED_SECONDS)
+        method.train_on(TRAINED_SECONDS)
     # Forgets the peak.
     Path("/proc/self/clear_refs").write_text("5")
-    method.warm_up(generator)
+    method.warm_up()
     return header(workload, name) | {"peak_bytes": round(agreed(first)), "later_peak_bytes": round(agreed(peak_bytes()))}
 
 
@@ -251,10 +251,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    workload = Workload(options.workload)
-    generator = torch.Generator().manual_seed(dist.get_rank())
+    workload = Workload(options.workload, torch.Generator().manual_seed(dist.get_rank()))
     names = options.methods.split(",")
-    for line in [memory(workload, names[0], generator)] if options.memory else run(workload, names, generator, options):
+    for line in [memory(workload, names[0])] if options.memory else run(workload, names, options):
         if dist.get_rank() == 0:
             print(json.dumps(line), flush=True)
     dist.barrier()

@@ -1,6 +1,6 @@
 """The program's models in PyTorch, for the trainer and for the network benchmark."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -106,6 +106,7 @@ class Workload:
     """A model of the network benchmark with random data, because a step takes as long whatever it learns."""
 
     name: str
+    random: torch.Generator = field(default_factory=torch.Generator)
 
     def model(self) -> nn.Module:
         if self.name == "mlp":
@@ -117,13 +118,13 @@ class Workload:
         # Two recurrent layers: 4 million parameters.
         return Lstm(CHARACTERS, 512, 2)
 
-    def batch(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    def batch(self) -> tuple[Tensor, Tensor]:
         """Returns the inputs and targets of one step of a learner."""
         if self.name == "mlp":
-            return torch.randn(8, 2048, generator=random), torch.randint(0, 1000, (8,), generator=random)
+            return torch.randn(8, 2048, generator=self.random), torch.randint(0, 1000, (8,), generator=self.random)
         if self.name == "resnet18":
-            return torch.randn(8, 3, 32, 32, generator=random), torch.randint(0, 10, (8,), generator=random)
-        text = torch.randint(0, CHARACTERS, (8, 51), generator=random)
+            return torch.randn(8, 3, 32, 32, generator=self.random), torch.randint(0, 10, (8,), generator=self.random)
+        text = torch.randint(0, CHARACTERS, (8, 51), generator=self.random)
         return text[:, :-1], text[:, 1:].contiguous()
 
     @cached_property

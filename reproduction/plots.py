@@ -2,16 +2,17 @@
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import matplotlib
+import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from reproduction import HERE
 from reproduction.network import METHODS, NetworkResults
 from reproduction.studies import CODES, Group, measure_of, ring_bytes
 
@@ -21,26 +22,7 @@ COLORS = ["#8a8f98", "#2f81f7", "#d9603b", "#2da44e", "#bf8700", "#a371f7"]
 DASHES = ["-", "--", ":"]
 ADACOMP = "#2f81f7"
 
-STYLE: Any = {
-    # The same file from the same results.
-    "svg.hashsalt": "adacomp",
-    "svg.fonttype": "none",
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": GREY,
-    "axes.titlecolor": GREY,
-    "text.color": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3.5,
-}
-matplotlib.rcParams.update(STYLE)
+matplotlib.style.use(HERE / "plots.mplstyle")
 
 TITLES = {
     "test_error": "test error, %",
@@ -168,9 +150,14 @@ def histories(groups: list[Group], title: str, measures: Sequence[str] = (), set
     return list(panels.values())
 
 
-def points(groups: Iterable[Group], x: str, value: Callable[[Group], float | None]) -> Points:
-    found = [(float(group.run[x]), y) for group in groups if group.run[x] is not None and (y := value(group)) is not None]
-    return sorted(found)
+def lines(groups: list[Group], x: str, value: Callable[[Group], float | None], by: str = "scheme") -> dict[str, Points]:
+    """Returns a value over a setting, a line for each value of another setting."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for group in groups:
+        y = value(group)
+        if group.run[x] is not None and y is not None:
+            found.setdefault(group.run[by], []).append((float(group.run[x]), y))
+    return {name: sorted(points) for name, points in found.items()}
 
 
 def error(group: Group) -> float | None:
@@ -183,19 +170,14 @@ def received(group: Group) -> float | None:
 
 def sweep(groups: list[Group], setting: str, label: str, ratios: dict[str, tuple[str, str]], of: str = "") -> list[Panel]:
     """Returns the errors and the frame ratios over a setting; `ratios` has the code and the kind of layers of each line."""
-    errors: dict[str, Points] = {}
-    for scheme in ("dense", "adacomp"):
-        own = [group for group in groups if group.run["scheme"] == scheme]
-        if own:
-            errors[scheme] = points(own, setting, error)
-    lines = {
-        name: points(groups, setting, partial(Group.frame_ratio, code=code, kind=kind)) for name, (code, kind) in ratios.items()
-    }
+    errors, frame_ratios = lines(groups, setting, error), {}
+    for name, (code, kind) in ratios.items():
+        frame_ratios[name] = lines(groups, setting, partial(Group.frame_ratio, code=code, kind=kind))["adacomp"]
     ticks = [x for x, _ in errors["adacomp"]]
     log_x, log_y = is_wide(ticks), is_wide([y for line in errors.values() for _, y in line])
     return [
         Panel("test error, %", errors, label, log_x, log_y, ticks),
-        Panel(f"frame ratio{of}", lines, label, log_x, True, ticks),
+        Panel(f"frame ratio{of}", frame_ratios, label, log_x, True, ticks),
     ]
 
 
@@ -214,9 +196,9 @@ def learners(groups: list[Group]) -> list[Panel]:
     elements = dense.mean("parameters") or 0.0
     errors: dict[str, Points] = {"dense": [(number, error(dense) or 0.0) for number in (numbers[0], numbers[-1])]}
     bytes_: dict[str, Points] = {"dense": [(number, ring_bytes(elements, number)) for number in numbers if number > 1]}
-    for strategy in ("gather", "reduce", "sharded"):
-        own = [group for group in groups if group.run["strategy"] == strategy]
-        errors[strategy], bytes_[strategy] = points(own, "learners", error), points(own, "learners", received)
+    compressed = [group for group in groups if group is not dense]
+    errors |= lines(compressed, "learners", error, "strategy")
+    bytes_ |= lines(compressed, "learners", received, "strategy")
     return [
         Panel("test error, %", errors, "learners", True, False, numbers),
         Panel("bytes received in a step", bytes_, "learners", True, True, numbers[1:]),
@@ -233,11 +215,11 @@ def bins(groups: list[Group]) -> list[Panel]:
 def flat(groups: list[Group]) -> list[Panel]:
     """Returns errors over steps, and over bytes."""
     settings = ("strategy", "owner-divisor")
-    lines: dict[str, Points] = {}
+    prices: dict[str, Points] = {}
     for group in groups:
         ring = ring_bytes(group.mean("parameters") or 0.0, group.run["learners"])
-        lines[name_of(group, settings)] = [(received(group) or ring, error(group) or 0.0)]
-    price = Panel("test error, %, over bytes", lines, "bytes received in a step", True, False)
+        prices[name_of(group, settings)] = [(received(group) or ring, error(group) or 0.0)]
+    price = Panel("test error, %, over bytes", prices, "bytes received in a step", True, False)
     return [*histories(groups, "", ["test_error"], settings), price]
 
 

@@ -17,10 +17,6 @@ WORK = ROOT / "target" / "reproduction"
 PROGRAM = ROOT / "target" / "release" / "adacomp"
 
 
-class Failed(Exception):
-    """A run that ended with an error."""
-
-
 def make(runs: list[Run]) -> list[str]:
     """Makes the results that are missing and returns what has failed. Runs that were stopped go on from their checkpoints."""
     done, writing = read_results(), threading.Lock()
@@ -35,7 +31,7 @@ def make(runs: list[Run]) -> list[str]:
         start = time.monotonic()
         try:
             result = train(run)
-        except Failed as failure:
+        except RuntimeError as failure:
             return f"{run.name}: {failure}"
         with writing, RESULTS.open("a") as file:
             file.write(json.dumps({"run": run.settings, "result": result}) + "\n")
@@ -56,10 +52,10 @@ def train(run: Run) -> Result:
         status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file).returncode
     lines = log.read_text().splitlines()
     if status:
-        raise Failed("\n".join([f"ended with {status}", *lines[-5:]]))
+        raise RuntimeError("\n".join([f"ended with {status}", *lines[-5:]]))
     objects: list[Result] = [json.loads(line) for line in lines if line.startswith("{")]
     if not objects:
-        raise Failed(f"{log} has no result")
+        raise RuntimeError(f"{log} has no result")
     return program_result(objects) if run["trainer"] == "program" else objects[-1]
 
 
@@ -77,7 +73,7 @@ def program_result(lines: list[Result]) -> Result:
     # A run that was stopped and went on may have an epoch twice.
     epochs = {line["epoch"]: line for line in lines if "epoch" in line}
     if not epochs:
-        raise Failed("no epoch in the log")
+        raise RuntimeError("no epoch in the log")
     *_, last = epochs.values()
     total = last["total"]
     kept = ("step", "train_loss", "test_loss", "test_error")

@@ -149,13 +149,24 @@ class Group:
 
     def compression_ratio(self) -> float | None:
         """Returns how many times fewer bytes a learner sends in a step than a ring all-reduce of the dense gradient."""
-        ratios = [_compression_ratio(self.run, result) for result in self.results.values()]
-        return mean([ratio for ratio in ratios if ratio is not None])
+        ratios, learners = [], self.run["learners"]
+        for result in self.results.values():
+            sent, elements = result.get("bytes_sent"), result.get("parameters")
+            if sent and elements is None and self.sends_frames:
+                # Lines of the program lack it. It follows from the frame ratio, because each of the others gets the same frame.
+                elements = result["frame_ratios"]["rice"]["overall"] * sent / (learners - 1) / 4
+            if sent and elements:
+                ratios.append(ring_bytes(elements, learners) / sent)
+        return mean(ratios)
+
+    @property
+    def sends_frames(self) -> bool:
+        """Whether learners send their frames as they are."""
+        return self.run["strategy"] in (None, "gather")
 
     def frame_ratio(self, code: str, kind: str = "overall") -> float | None:
         """Returns how many times smaller a learner's frame is than dense f32: of a kind, its compressed layers alone."""
-        # Only gather sends frames as they are.
-        if self.run["strategy"] not in (None, "gather"):
+        if not self.sends_frames:
             return None
         ratio = self.mean("frame_ratios", code, kind)
         compressed, dense = self.mean("elements", kind, "compressed"), self.mean("elements", kind, "dense")
@@ -167,17 +178,6 @@ class Group:
 def ring_bytes(elements: float, learners: int) -> float:
     """Returns the bytes that a learner sends in a ring all-reduce of a dense f32 gradient, and receives."""
     return 2 * (learners - 1) / learners * 4 * elements
-
-
-def _compression_ratio(run: Run, result: Result) -> float | None:
-    sent, learners = result.get("bytes_sent"), run["learners"]
-    if not sent:
-        return None
-    elements = result.get("parameters")
-    if elements is None and run["strategy"] in (None, "gather"):
-        # Lines of the program lack it. It follows from the frame ratio, because each of the others gets the same frame.
-        elements = result["frame_ratios"]["rice"]["overall"] * sent / (learners - 1) / 4
-    return ring_bytes(elements, learners) / float(sent) if elements else None
 
 
 def mean(values: list[float]) -> float | None:

@@ -42,6 +42,9 @@ LARGE: dict[str, Callable[[int, int], nn.Module]] = {
     "resnet50": lambda side, classes: resnet(50, side, classes),
 }
 
+# What a checkpoint has of a training, beside the model and the residuals.
+KEPT = ("velocities", "moments", "step", "rolled_back", "seconds", "history")
+
 MOMENTUM = 0.9
 # The bytes of a frame's header.
 FRAME_BYTES = 36
@@ -245,9 +248,8 @@ class Training:
 
     def learning_rate(self) -> float:
         highest: float = self.options.learning_rate
-        if self.options.schedule == "constant":
-            return highest
-        return highest * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
+        constant = self.options.schedule == "constant"
+        return highest if constant else highest * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
 
     @torch.no_grad()
     def test(self, train_loss: float) -> None:
@@ -283,16 +285,8 @@ class Training:
         return {key: without_nan(value) for key, value in result.items()}
 
     def save(self) -> None:
-        state = {
-            "model": self.model.state_dict(),
-            "velocities": self.velocities,
-            "moments": [moments.kept for moments in self.moments],
-            "compressed": self.compressed and self.compressed.state(),
-            "step": self.step,
-            "rolled_back": self.rolled_back,
-            "seconds": self.seconds,
-            "history": self.history,
-        }
+        state = {name: getattr(self, name) for name in KEPT} | {"model": self.model.state_dict()}
+        state["compressed"] = self.compressed and self.compressed.state()
         self.options.out.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoint.with_suffix(".partial")
         torch.save(state, partial)
@@ -301,13 +295,10 @@ class Training:
     def load(self) -> None:
         state = torch.load(self.checkpoint, weights_only=False)
         self.model.load_state_dict(state["model"])
-        self.velocities = state["velocities"]
-        for moments, saved in zip(self.moments, state["moments"]):
-            moments.kept = saved
+        for name in KEPT:
+            setattr(self, name, state[name])
         if self.compressed:
             self.compressed.load(state["compressed"])
-        self.step, self.rolled_back = state["step"], state["rolled_back"]
-        self.seconds, self.history = state["seconds"], state["history"]
 
 
 def without_nan(result: Any) -> Any:
