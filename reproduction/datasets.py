@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import numpy
 import torch
@@ -19,17 +18,6 @@ files = importlib.import_module("data")
 Batch = tuple[Tensor, Tensor]
 
 
-class Data(Protocol):
-    """Samples for training and for testing."""
-
-    classes: int
-
-    def __len__(self) -> int: ...
-    def begin_epoch(self, random: torch.Generator) -> None: ...
-    def train(self, samples: Tensor, random: torch.Generator) -> Batch: ...
-    def test(self) -> Iterator[Batch]: ...
-
-
 class Pictures:
     """Pictures and their classes, with each channel's mean and deviation taken out; augmented ones are shifted and mirrored."""
 
@@ -40,7 +28,7 @@ class Pictures:
         mean, deviation = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), keepdim=True)
         self.images, self.test_images = (images - mean) / deviation, (test - mean) / deviation
         # Pictures are enlarged for a model that is made for larger ones.
-        self.augment, self.side = augment, side
+        self.augment, self.side = augment, side or images.shape[-1]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,7 +47,7 @@ class Pictures:
             yield self._sized(images), labels
 
     def _sized(self, images: Tensor) -> Tensor:
-        if self.side in (None, images.shape[-1]):
+        if self.side == images.shape[-1]:
             return images
         return torch.nn.functional.interpolate(images, size=(self.side, self.side), mode="bilinear")
 
@@ -102,7 +90,7 @@ class Text:
         return rows[:, :-1], rows[:, 1:]
 
 
-def load(name: str, augment: bool, length: int, side: int | None) -> Data:
+def load(name: str, augment: bool, length: int, side: int | None) -> Pictures | Text:
     folder = files.folder_of(name)
     if name == "shakespeare":
         return Text(folder, length)

@@ -1,11 +1,156 @@
 """Documents of which parts are made of results: tables between marks, and figures."""
 
+import math
+from collections.abc import Container
 from pathlib import Path
 
 from reproduction import HERE, ROOT
-from reproduction.network import NetworkResults
-from reproduction.studies import Results, all_studies
-from reproduction.tables import main_table, network_tables, short_table, study_table
+from reproduction.network import LEARNERS, METHODS, WORKLOADS, NetworkResults
+from reproduction.plots import PANELS, draw, network_figure, seconds, step_times_figure
+from reproduction.studies import CODES, Group, Study, all_studies, groups_of, measure_of, read_results, ring_bytes
+
+# Rows of the README's table: the models that are trained to their end, the worst case, and one that is not trained to its end.
+SHORT = ["mnist-dnn, sgd", "mnist-cnn, sgd", "cifar10-cnn, sgd", "shakespeare-lstm, sgd", "speech-dnn, sgd"]
+SHORT += ["shakespeare-transformer, adam"]
+
+# A row's cells by the names of their columns.
+Row = dict[str, str]
+
+
+def markdown(rows: list[Row], numbers: Container[str]) -> str:
+    """Returns a table without the columns that are empty in all rows; those of numbers are aligned to the right."""
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    lines = [names, ["---:" if name in numbers else "---" for name in names], *([row[name] for name in names] for row in rows)]
+    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
+def ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
+
+
+def ratios(group: Group, *kinds: str) -> Row:
+    """Returns the compression ratio and the frame ratios, overall and of these kinds of layers."""
+    row = {"compression ratio": "1" if group.run["scheme"] == "dense" else ratio(group.compression_ratio())}
+    for kind in ("overall", *kinds):
+        codes, name = CODES, f"{kind}: `rice`, `paper`, floor"
+        if kind == "overall":
+            codes, name = CODES[:2], "frame ratio: `rice`, `paper`"
+        row[name] = ", ".join(ratio(value) for code in codes if (value := group.frame_ratio(code, kind)) is not None)
+    return row
+
+
+def compared(groups: list[Group]) -> list[tuple[Group, Group]]:
+    """Returns dense and AdaComp of each model and optimiser, with the seeds that both have."""
+    pairs = []
+    for adacomp in (group for group in groups if group.run["scheme"] == "adacomp"):
+        like = adacomp.run.without("seed", "scheme")
+        for dense in groups:
+            if dense.run["scheme"] == "dense" and dense.run.without("seed", "scheme") == like:
+                pairs.append((dense.with_seeds_of(adacomp), adacomp.with_seeds_of(dense)))
+    return [(dense, adacomp) for dense, adacomp in pairs if adacomp.results]
+
+
+def main_table(groups: list[Group]) -> str:
+    """Returns dense against AdaComp, a row for each model and optimiser."""
+    rows = []
+    for dense, adacomp in compared(groups):
+        measure = measure_of(adacomp.run["recipe"])
+        row = {
+            "model, optimiser": f"{adacomp.run['recipe']}, {adacomp.run['optimizer']}",
+            "seeds": str(len(adacomp.results)),
+            "steps": f"{adacomp.mean('steps') or 0:.0f}",
+            "dense": measure.show(dense.values(measure.key)),
+            "AdaComp": measure.show(adacomp.values(measure.key)),
+            "behind": measure.behind(dense.mean(measure.key), adacomp.mean(measure.key)),
+        }
+        rows.append(row | ratios(adacomp, "conv", "matrix"))
+    return markdown(rows, {"seeds", "steps", "compression ratio"})
+
+
+def short_table(groups: list[Group]) -> str:
+    """Returns a few rows of the main table, for the README."""
+    rows = []
+    for dense, adacomp in compared(groups):
+        name, measure = f"{adacomp.run['recipe']}, {adacomp.run['optimizer']}", measure_of(adacomp.run["recipe"])
+        if name in SHORT:
+            row = {"model, optimiser": name, "measure": measure.name}
+            for scheme, group in (("dense", dense), ("AdaComp", adacomp)):
+                row[scheme] = measure.show([group.mean(measure.key) or math.nan])
+            row |= {"compression ratio": ratio(adacomp.compression_ratio()), "frame ratio": ratio(adacomp.frame_ratio("rice"))}
+            rows.append(row)
+    return markdown(rows, {"dense", "AdaComp", "compression ratio", "frame ratio"})
+
+
+def study_table(study: Study, groups: list[Group]) -> str:
+    """Returns a row for each setting of a study, with what differs between them."""
+    if not groups:
+        return "\nNot measured yet.\n\n"
+    measure = measure_of(groups[0].run["recipe"])
+    settings = sorted({key for run in study.runs for key in run.without("seed")})
+    settings = [key for key in settings if len({str(run[key]) for run in study.runs}) > 1]
+    rows = []
+    for group in groups:
+        received = group.mean("bytes_received")
+        row = {key: "" if group.run[key] is None else str(group.run[key]) for key in settings}
+        row[measure.name] = measure.show(group.values(measure.key))
+        row |= ratios(group, "matrix", "conv")
+        row["bytes received in a step"] = "" if received is None else f"{received:,.0f}"
+        rows.append(row)
+    return markdown(rows, {"compression ratio", "bytes received in a step"})
+
+
+def network_times(results: NetworkResults, workload: str, learners: int) -> str:
+    """Returns step times by link, and their ratios to DDP's."""
+    links = results.links(workload, learners)
+    rows = [{"method": method} | dict.fromkeys(links, "") for method in METHODS]
+    for row in rows:
+        for link in links:
+            line = results.step(workload, learners, link, row["method"])
+            relative = results.relative(workload, learners, link, row["method"])
+            if line and relative:
+                chosen = f" *{'on' if line['compressing'] else 'off'}*" if "compressing" in line else ""
+                row[link] = f"{seconds(line['step_seconds'])} **{relative:.{3 if relative < 0.0995 else 2}f}**{chosen}"
+    title = f"#### {workload}, {learners} learners: time of a step, and its ratio to DDP's\n"
+    return title + markdown(rows, links)
+
+
+def network_costs(results: NetworkResults, workload: str) -> str:
+    """Returns bytes, processor time and memory, which hardly depend on the link."""
+    link, builtin = "1gbit", results.peaks.get((workload, "builtin"))
+    rows: list[Row] = []
+    for learners, method in ((learners, method) for learners in LEARNERS for method in METHODS):
+        line, peak = results.step(workload, learners, link, method), results.peaks.get((workload, method))
+        if line is None:
+            continue
+        sent, said = line["sent_bytes"], line["said_bytes"]
+        row = {
+            "method": method,
+            "learners": str(learners),
+            "bytes sent, by the interface": size(sent),
+            "compression ratio": "-" if method == "none" else ratio(ring_bytes(line["parameters"], learners) / sent),
+            "by `stats()`": f"{size(said)} ({100 * (sent / said - 1):+.1f}%)" if said else "",
+            "processor time": seconds(line["cpu_seconds"]),
+        }
+        # Columns of the same name are told apart by a space.
+        for name, beyond, key in (
+            ("most memory, first steps", "beyond DDP, in models", "peak_bytes"),
+            ("later", "beyond DDP, in models ", "later_peak_bytes"),
+        ):
+            row |= {name: "", beyond: ""}
+            if peak and builtin and peak["learners"] == learners:
+                row |= {name: size(peak[key]), beyond: f"{(peak[key] - builtin[key]) / (4 * peak['parameters']):+.2f}"}
+        rows.append(row)
+    if not rows:
+        return ""
+    title = f"#### {workload}, {link}: what a learner sends, computes and takes in a step\n"
+    return title + markdown(rows, set(rows[0]) - {"method"})
+
+
+def size(value: float) -> str:
+    for unit, factor, digits in (("MB", 1e6, 2), ("kB", 1e3, 1)):
+        if value >= factor:
+            return f"{value / factor:.{digits}f} {unit}"
+    return f"{value:.0f} B"
 
 
 def replaced(text: str, name: str, part: str) -> str:
@@ -16,38 +161,40 @@ def replaced(text: str, name: str, part: str) -> str:
     return text[:begin] + part + text[end:]
 
 
-def written() -> dict[Path, str]:
+def made() -> dict[Path, str]:
     """Returns all files that are made of results, with what they must have in them."""
-    # Drawing needs matplotlib, which nothing else here does.
-    from reproduction.plots import network_figure, step_times_figure, study_figure
-
-    results, network = Results(), NetworkResults()
+    results, network = read_results(), NetworkResults()
     report = (HERE / "README.md").read_text()
     readme = (ROOT / "README.md").read_text()
-    files = {}
+    files = {
+        HERE / "figures" / "network.svg": network_figure(network),
+        ROOT / "docs" / "step-times.svg": step_times_figure(network),
+    }
     for study in all_studies():
-        part = main_table(study, results) if study.name == "main" else f"\n{study.about}\n{study_table(study, results)}"
-        figure = study_figure(study, results)
-        if figure:
-            files[HERE / "figures" / f"{study.name}.svg"] = figure
+        groups = groups_of(study, results)
+        if study.name == "main":
+            part = main_table(groups)
+            readme = replaced(readme, "main", short_table(groups))
+        else:
+            part = f"\n{study.about}\n{study_table(study, groups)}"
+        if groups and study.name in PANELS:
+            files[HERE / "figures" / f"{study.name}.svg"] = draw(PANELS[study.name](groups))
             part += f"![Figure of the study {study.name}](figures/{study.name}.svg)\n\n"
         report = replaced(report, study.name, part)
-        if study.name == "main":
-            readme = replaced(readme, "main", short_table(study, results))
-    report = replaced(report, "network", network_tables(network))
-    files[HERE / "figures" / "network.svg"] = network_figure(network)
-    files[ROOT / "docs" / "step-times.svg"] = step_times_figure(network)
+    times = [network_times(network, workload, learners) for workload, learners in network.cases()]
+    costs = [network_costs(network, workload) for workload in WORKLOADS]
+    report = replaced(report, "network", "\n" + "".join(times + costs))
     return files | {HERE / "README.md": report, ROOT / "README.md": readme}
 
 
 def write() -> None:
-    for path, text in written().items():
+    for path, text in made().items():
         path.write_text(text)
 
 
 def check() -> list[str]:
     """Returns what is wrong: files that are not what the results give, and figures of nothing."""
-    files = written()
+    files = made()
     wrong = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     texts = [f"{path.relative_to(ROOT)} is not what the results give: run `python -m reproduction report`" for path in wrong]
     unknown = [path for path in (HERE / "figures").glob("*") if path not in files]

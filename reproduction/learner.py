@@ -25,8 +25,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from reproduction.network import METHODS, WORKLOADS
-from reproduction.workloads import Workload
+from reproduction.machines import INTERFACE
+from reproduction.models import Workload
+from reproduction.network import WORKLOADS
+from reproduction.studies import Result
 
 # Steps before AdaComp is timed for the first time, or seconds, if these take longer. Residuals fill up meanwhile, and messages
 # get several times shorter.
@@ -35,46 +37,39 @@ TRAINED_SECONDS = 60.0
 # Steps before a turn, with AdaComp and without; fewer if one takes more than SLOW seconds.
 WARM_UP = {True: 12, False: 3}
 SLOW = 5.0
+# Steps of a turn, at most.
+STEPS = 10
 VERY_SLOW = 30.0
 
 # PyTorch's setting for the size of the first bucket.
 FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
 
-Line = dict[str, Any]
 STRATEGIES = ["gather", "reduce", "sharded"]
+# Of a step: bytes by the interface, bytes by `stats()`, and processor time.
+COSTS = ("sent", "said", "cpu")
 
 
-class TopK:
-    """The largest 0.1% of each bucket, with error feedback: what people write themselves. Waits in the hook."""
-
-    def __init__(self) -> None:
-        self.residuals: dict[tuple[int, int], Tensor] = {}
-
-    def hook(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        flat = bucket.buffer()
-        key = (bucket.index(), flat.numel())
-        residual = self.residuals.setdefault(key, torch.zeros_like(flat))
-        residual += flat
-        indices = residual.abs().topk(max(1, flat.numel() // 1000)).indices
-        values = residual[indices]
-        residual[indices] = 0
-        learners = dist.get_world_size()
-        all_indices = [torch.empty_like(indices, dtype=torch.int32) for _ in range(learners)]
-        all_values = [torch.empty_like(values) for _ in range(learners)]
-        works = [dist.all_gather(all_indices, indices.int(), async_op=True), dist.all_gather(all_values, values, async_op=True)]
-        for work in works:
-            work.wait()
-        flat.zero_()
-        for indices, values in zip(all_indices, all_values):
-            flat.index_add_(0, indices.long(), values)
-        flat.div_(learners)
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(flat)
-        return future
-
-
-def top_k_hook(state: TopK, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    return state.hook(bucket)
+def top_k_hook(residuals: dict[tuple[int, int], Tensor], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Sends the largest 0.1% of each bucket, with error feedback: what people write themselves. Waits in the hook."""
+    flat = bucket.buffer()
+    residual = residuals.setdefault((bucket.index(), flat.numel()), torch.zeros_like(flat))
+    residual += flat
+    indices = residual.abs().topk(max(1, flat.numel() // 1000)).indices
+    values = residual[indices]
+    residual[indices] = 0
+    learners = dist.get_world_size()
+    all_indices = [torch.empty_like(indices, dtype=torch.int32) for _ in range(learners)]
+    all_values = [torch.empty_like(values) for _ in range(learners)]
+    works = [dist.all_gather(all_indices, indices.int(), async_op=True), dist.all_gather(all_values, values, async_op=True)]
+    for work in works:
+        work.wait()
+    flat.zero_()
+    for indices, values in zip(all_indices, all_values):
+        flat.index_add_(0, indices.long(), values)
+    flat.div_(learners)
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(flat)
+    return future
 
 
 class Method:
@@ -92,6 +87,7 @@ class Method:
         self.model = DistributedDataParallel(workload.model(), init_sync=False, gradient_as_bucket_view=True, **options)
         setattr(dist, FIRST_BUCKET, 1 << 20)
         self.hook: Any = None
+        self.states: Path | None = None
         if name in ("fp16", "bf16"):
             self.model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
         elif name.startswith("powersgd"):
@@ -100,83 +96,72 @@ class Method:
             state.iter = state.start_powerSGD_iter
             self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         elif name == "top-k":
-            self.model.register_comm_hook(TopK(), top_k_hook)
-        elif name in STRATEGIES:
-            strategy: Any = name
-            self.hook = adacomp.torch.attach(self.model, mode="on", strategy=strategy)
-        elif name == "auto":
-            self.hook = adacomp.torch.attach(self.model, mode="auto")
+            self.model.register_comm_hook({}, top_k_hook)
+        elif name == "auto" or name in STRATEGIES:
+            mode: Any = "auto" if name == "auto" else "on"
+            strategy: Any = "gather" if name == "auto" else name
+            self.hook = adacomp.torch.attach(self.model, mode=mode, strategy=strategy)
+            # Where the state of a training that is under way is kept.
+            self.states = states and states / f"{workload.name}-{dist.get_world_size()}-{strategy}-{dist.get_rank()}.pt"
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
-        self.states = states and states / f"{workload.name}-{dist.get_world_size()}-{self.strategy}-{dist.get_rank()}.pt"
 
-    @property
-    def strategy(self) -> str:
-        return "gather" if self.name == "auto" else self.name
-
-    def step(self, generator: torch.Generator) -> None:
-        inputs, labels = self.workload.batch(generator)
+    def step(self) -> None:
+        inputs, labels = self.workload.batch()
         self.optimizer.zero_grad()
         with self.model.no_sync() if self.name == "none" else contextlib.nullcontext():
             outputs = self.model(inputs)
             cross_entropy(outputs.flatten(0, -2), labels.flatten()).backward()
         self.optimizer.step()
 
-    def warm_up(self, generator: torch.Generator) -> float:
+    def warm_up(self) -> float:
         """Trains until buckets are rebuilt, residuals filled and auto mode has decided; returns the last step's seconds."""
         if self.states:
-            self.train(generator, self.states)
+            self.restore_or_train(self.states)
             self.states = None
         for _ in range(WARM_UP[self.hook is not None]):
             start = time.perf_counter()
-            self.step(generator)
+            self.step()
             if agreed(time.perf_counter() - start) > SLOW:
                 break
         seconds = time.perf_counter() - start
         if self.name == "auto" and not self.decided:
             while self.hook.stats()["why"].startswith("trying"):
-                self.step(generator)
+                self.step()
             self.decided = True
             # The trial has emptied the residuals.
-            return self.train_on(generator, TRAINED_SECONDS / 3)
+            return self.train_on(TRAINED_SECONDS / 3)
         return seconds
 
-    def train_on(self, generator: torch.Generator, limit: float) -> float:
+    def train_on(self, limit: float) -> float:
         """Trains until residuals are filled, or the time is over; returns the last step's seconds."""
         start = time.perf_counter()
         for _ in range(TRAINED):
             before = time.perf_counter()
-            self.step(generator)
+            self.step()
             if agreed(time.perf_counter() - start) > limit:
                 break
         return time.perf_counter() - before
 
-    def train(self, generator: torch.Generator, states: Path) -> None:
-        """Trains to the state of a training that is under way, which is kept for the next time."""
+    def restore_or_train(self, states: Path) -> None:
+        """Gets to the state of a training that is under way, which is kept for the next time."""
         if agreed(not states.exists()) == 0:
             state = torch.load(states)
             self.model.module.load_state_dict(state["model"])
             self.hook.load_state_dict(state["hook"])
-            return
-        if self.name == "auto":
-            return
-        self.train_on(generator, TRAINED_SECONDS)
-        states.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"model": self.model.module.state_dict(), "hook": self.hook.state_dict()}, states)
+        elif self.name != "auto":
+            self.train_on(TRAINED_SECONDS)
+            states.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"model": self.model.module.state_dict(), "hook": self.hook.state_dict()}, states)
 
 
-def interface_bytes(interface: str | None) -> int:
-    if interface is None:
-        return 0
-    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
+def interface_bytes() -> int:
+    """Returns the bytes that this machine has sent so far."""
+    return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text())
 
 
 def peak_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
-
-
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def agreed(value: float) -> float:
@@ -186,26 +171,32 @@ def agreed(value: float) -> float:
     return tensor.item()
 
 
-def measure(method: Method, generator: torch.Generator, options: argparse.Namespace) -> tuple[list[float], dict[str, float]]:
-    """Returns the times of a block of steps of one method, and what they cost."""
-    seconds = agreed(method.warm_up(generator))
+def header(workload: Workload, method: str) -> Result:
+    """Returns what each line starts with."""
+    learners = dist.get_world_size()
+    return {"workload": workload.name, "parameters": workload.parameters, "learners": learners, "method": method}
+
+
+def measure(method: Method, budget: float) -> tuple[list[float], dict[str, float]]:
+    """Returns the times of a turn of one method, and what a step costs."""
+
+    def costs() -> list[float]:
+        return [interface_bytes(), method.hook.stats()["bytes_sent"] if method.hook else 0, time.process_time()]
+
+    seconds = agreed(method.warm_up())
     # What takes half a minute is the link's doing, and hardly varies.
-    count = max(1 if seconds > VERY_SLOW else 2, min(options.steps, int(options.budget / seconds)))
-    said = method.hook.stats()["bytes_sent"] if method.hook else 0
+    count = max(1 if seconds > VERY_SLOW else 2, min(STEPS, int(budget / seconds)))
     dist.barrier()
-    sent, cpu = interface_bytes(options.interface), time.process_time()
+    before = costs()
     times = []
     for _ in range(count):
         start = time.perf_counter()
-        method.step(generator)
+        method.step()
         times.append(time.perf_counter() - start)
-    cpu = (time.process_time() - cpu) / count
-    sent = (interface_bytes(options.interface) - sent) / count
-    said = (method.hook.stats()["bytes_sent"] - said) / count if method.hook else 0
-    return times, {"sent": sent, "said": said, "cpu": cpu}
+    return times, {key: (end - start) / count for key, start, end in zip(COSTS, before, costs())}
 
 
-def run(workload: Workload, names: list[str], generator: torch.Generator, options: argparse.Namespace) -> Iterator[Line]:
+def run(workload: Workload, names: list[str], options: argparse.Namespace) -> Iterator[Result]:
     """Measures all methods in turn; yields a line for each."""
     times: dict[str, list[float]] = {name: [] for name in names}
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
@@ -213,25 +204,18 @@ def run(workload: Workload, names: list[str], generator: torch.Generator, option
     auto: Method | None = None
     for _ in range(options.blocks):
         for name in names:
-            states = options.states if name in (*STRATEGIES, "auto") else None
-            if name == "auto":
-                method = auto = auto or Method(name, workload, states)
-            else:
-                method = Method(name, workload, states)
-            block, cost = measure(method, generator, options)
-            times[name] += block
+            method = auto if auto and name == "auto" else Method(name, workload, options.states)
+            auto = method if name == "auto" else auto
+            turn, cost = measure(method, options.budget)
+            times[name] += turn
             costs[name].append(cost)
             if method.hook and name != "auto":
                 method.hook.close()
             del method
     for name in names:
-        cost = {key: agreed(statistics.median(entry[key] for entry in costs[name])) for key in ("sent", "said", "cpu")}
-        line = {
-            "workload": workload.name,
-            "parameters": workload.parameters,
-            "learners": dist.get_world_size(),
+        cost = {key: agreed(statistics.median(entry[key] for entry in costs[name])) for key in COSTS}
+        line = header(workload, name) | {
             "cores": os.cpu_count(),
-            "method": name,
             "step_seconds": statistics.median(times[name]),
             "steps": len(times[name]),
             "sent_bytes": round(cost["sent"]),
@@ -243,43 +227,33 @@ def run(workload: Workload, names: list[str], generator: torch.Generator, option
         yield line
 
 
-def memory(workload: Workload, name: str, generator: torch.Generator) -> Iterator[Line]:
-    """Yields the most memory that a learner takes with one method: in its first steps, and when residuals are filled."""
+def memory(workload: Workload, name: str) -> Result:
+    """Returns the most memory that a learner takes with one method: in its first steps, and when residuals are filled."""
     method = Method(name, workload)
-    method.warm_up(generator)
+    method.warm_up()
     first = peak_bytes()
     if method.hook:
-        method.train_on(generator, TRAINED_SECONDS)
-    forget_peak()
-    method.warm_up(generator)
-    yield {
-        "workload": workload.name,
-        "parameters": workload.parameters,
-        "learners": dist.get_world_size(),
-        "method": name,
-        "peak_bytes": round(agreed(first)),
-        "later_peak_bytes": round(agreed(peak_bytes())),
-    }
+        method.train_on(TRAINED_SECONDS)
+    # Forgets the peak.
+    Path("/proc/self/clear_refs").write_text("5")
+    method.warm_up()
+    return header(workload, name) | {"peak_bytes": round(agreed(first)), "later_peak_bytes": round(agreed(peak_bytes()))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--methods", default=",".join(METHODS), help="which, separated by commas")
+    parser.add_argument("--methods", required=True, help="which, separated by commas")
     parser.add_argument("--blocks", type=int, default=3, help="turns of each method")
-    parser.add_argument("--steps", type=int, default=10, help="steps of a turn, at most")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of a turn, roughly")
-    parser.add_argument("--interface", help="whose bytes are counted")
     parser.add_argument("--states", type=Path, help="a folder for states of training that is under way")
     parser.add_argument("--memory", action="store_true", help="measure the memory of one method instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    workload = Workload(options.workload)
-    generator = torch.Generator().manual_seed(dist.get_rank())
+    workload = Workload(options.workload, torch.Generator().manual_seed(dist.get_rank()))
     names = options.methods.split(",")
-    lines = memory(workload, names[0], generator) if options.memory else run(workload, names, generator, options)
-    for line in lines:
+    for line in [memory(workload, names[0])] if options.memory else run(workload, names, options):
         if dist.get_rank() == 0:
             print(json.dumps(line), flush=True)
     dist.barrier()

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -28,12 +28,12 @@ INTERFACE = "eth"
 BURSTS = {"10mbit": "16kb", "100mbit": "68kb"}
 
 
-def is_inside() -> bool:
-    return INSIDE in os.environ
-
-
-def run_inside(arguments: Sequence[str]) -> int:
-    """Runs `python -m reproduction ARGUMENTS` inside of new namespaces and returns its exit status."""
+def run_inside(arguments: Sequence[str], act: Callable[[], None]) -> int:
+    """Acts inside of new namespaces, where `python -m reproduction ARGUMENTS` comes here again; returns the exit status."""
+    if INSIDE in os.environ:
+        _set_up()
+        act()
+        return 0
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*unshare, sys.executable, "-m", "reproduction", *arguments]
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, INSIDE: "1"}).returncode
@@ -42,8 +42,8 @@ def run_inside(arguments: Sequence[str]) -> int:
     return status
 
 
-def set_up() -> None:
-    """Makes the names of machines known; to be called once, inside of the namespaces."""
+def _set_up() -> None:
+    """Makes the names of machines known."""
     Path("/run/netns").mkdir(parents=True, exist_ok=True)
     _run("mount -t tmpfs tmpfs /run/netns")
     hosts = ROOT / "target" / "machines"
@@ -90,29 +90,17 @@ def on(machine: int, command: Sequence[str]) -> list[str]:
     return ["ip", "netns", "exec", name(machine), "unshare", "--uts", "sh", "-c", named, name(machine), *command]
 
 
-@contextmanager
-def _ended(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 def run_together(
     commands: Sequence[Sequence[str]],
     limit: float,
-    environments: Sequence[Mapping[str, str]] | None = None,
-    outputs: Sequence[IO[str]] | None = None,
+    environments: Sequence[Mapping[str, str]],
+    outputs: Sequence[IO[str] | None] = (),
 ) -> None:
     """Runs commands side by side until all have ended well. If one has not, or it takes too long, all are ended."""
     processes: list[subprocess.Popen[bytes]] = []
-    with _ended(processes):
-        for number, command in enumerate(commands):
-            environment = {**os.environ, **(environments[number] if environments else {})}
-            output = outputs[number] if outputs else None
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output))
+    try:
+        for command, environment, output in zip(commands, environments, outputs or [None] * len(commands)):
+            processes.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=output))
         end = time.monotonic() + limit
         while None in (states := [process.poll() for process in processes]) and not any(states):
             if time.monotonic() > end:
@@ -120,6 +108,10 @@ def run_together(
             time.sleep(0.1)
         if any(states):
             raise RuntimeError(f"one of {len(processes)} processes failed: {states}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _run(command: str) -> None:

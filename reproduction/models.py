@@ -1,5 +1,7 @@
 """The program's models in PyTorch, for the trainer and for the network benchmark."""
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -94,3 +96,37 @@ def resnet(depth: int, side: int, outputs: int) -> nn.Module:
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.reset_parameters()
     return model
+
+
+CHARACTERS = 96
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model of the network benchmark with random data, because a step takes as long whatever it learns."""
+
+    name: str
+    random: torch.Generator = field(default_factory=torch.Generator)
+
+    def model(self) -> nn.Module:
+        if self.name == "mlp":
+            # 25 million parameters, nearly all in matrices, and little to compute: the hardest case for a network.
+            return mlp(2048, [4096, 3072, 1024], 1000)
+        if self.name == "resnet18":
+            # 11 million parameters in convolutions.
+            return resnet(18, 32, 10)
+        # Two recurrent layers: 4 million parameters.
+        return Lstm(CHARACTERS, 512, 2)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Returns the inputs and targets of one step of a learner."""
+        if self.name == "mlp":
+            return torch.randn(8, 2048, generator=self.random), torch.randint(0, 1000, (8,), generator=self.random)
+        if self.name == "resnet18":
+            return torch.randn(8, 3, 32, 32, generator=self.random), torch.randint(0, 10, (8,), generator=self.random)
+        text = torch.randint(0, CHARACTERS, (8, 51), generator=self.random)
+        return text[:, :-1], text[:, 1:].contiguous()
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model().parameters())

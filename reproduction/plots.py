@@ -2,18 +2,19 @@
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import matplotlib
+import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from reproduction.network import LEARNERS, METHODS, WORKLOADS, NetworkResults
-from reproduction.studies import Group, Results, Study, groups_of, ring_bytes
-from reproduction.tables import CODES, measure_of, seconds
+from reproduction import HERE
+from reproduction.network import METHODS, NetworkResults
+from reproduction.studies import CODES, Group, measure_of, ring_bytes
 
 GREY, FAINT = "#7d8590", "#7d859040"
 # Told apart also without colour vision, on white and on black.
@@ -21,24 +22,13 @@ COLORS = ["#8a8f98", "#2f81f7", "#d9603b", "#2da44e", "#bf8700", "#a371f7"]
 DASHES = ["-", "--", ":"]
 ADACOMP = "#2f81f7"
 
-STYLE: Any = {
-    # The same file from the same results.
-    "svg.hashsalt": "adacomp",
-    "svg.fonttype": "none",
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": GREY,
-    "axes.titlecolor": GREY,
-    "text.color": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3.5,
+matplotlib.style.use(HERE / "plots.mplstyle")
+
+TITLES = {
+    "test_error": "test error, %",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "residual_norm": "norm of residuals",
 }
 
 Points = Sequence[tuple[float, float]]
@@ -79,22 +69,19 @@ def subplots(rows: int, columns: int, cell: tuple[float, float], foot: float, le
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
-def draw(panels: list[Panel], columns: int) -> str:
-    """Draws panels in rows; lines of the same name look the same in all of them."""
-    panels = [panel for panel in panels if any(panel.lines.values())]
-    rows = math.ceil(len(panels) / columns)
+def draw(panels: list[Panel]) -> str:
+    """Draws panels in rows of two or three; lines of the same name look the same in all of them."""
+    columns = 2 if len(panels) % 3 else 3
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    legend_rows = math.ceil(len(names) / columns)
-    with matplotlib.rc_context(STYLE):
-        figure, grid = subplots(rows, columns, (3.2, 2.6), 0.2 * legend_rows + 0.1)
-        for at, axes in enumerate(grid):
-            if at < len(panels):
-                fill(axes, panels[at], names)
-            else:
-                axes.remove()
-        handles = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
-        figure.legend([handles[name] for name in names], names, loc="lower center", ncols=columns, fontsize=8.5)
-        return svg(figure)
+    foot = 0.2 * math.ceil(len(names) / columns) + 0.1
+    figure, grid = subplots(math.ceil(len(panels) / columns), columns, (3.2, 2.6), foot)
+    for axes, panel in zip(grid, panels):
+        fill(axes, panel, names)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    handles = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+    figure.legend([handles[name] for name in names], names, loc="lower center", ncols=columns, fontsize=8.5)
+    return svg(figure)
 
 
 def fill(axes: Axes, panel: Panel, names: list[str]) -> None:
@@ -141,21 +128,8 @@ def two_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
-def study_figure(study: Study, results: Results) -> str | None:
-    """Returns the figure of a study, if it has one and something to show."""
-    groups = groups_of(study, results)
-    drawer = STUDIES.get(study.name)
-    return drawer(groups) if drawer and groups else None
-
-
-def histories(groups: Iterable[Group], of: str, title: str, settings: Sequence[str] = ()) -> Panel:
-    """Returns what epochs ended with, a line for each group, named by its scheme and these settings."""
-    lines: dict[str, Points] = {}
-    for group in groups:
-        epochs = [(step, value) for step, value in group.history(of) if value > 0]
-        if epochs:
-            lines[name_of(group, settings)] = epochs
-    return Panel(title, lines)
+def seconds(value: float) -> str:
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def name_of(group: Group, settings: Sequence[str]) -> str:
@@ -163,53 +137,27 @@ def name_of(group: Group, settings: Sequence[str]) -> str:
     return ", ".join([group.run["scheme"], *others])
 
 
-def split(groups: list[Group], *keys: str) -> list[list[Group]]:
-    """Returns the groups by the values of these settings."""
-    parts: dict[str, list[Group]] = {}
+def histories(groups: list[Group], title: str, measures: Sequence[str] = (), settings: Sequence[str] = ()) -> list[Panel]:
+    """Returns what epochs ended with: a panel for each measure and each title that the runs' settings give, a line for each
+    group, named by its scheme and these settings. Without measures it is what the model is judged by."""
+    panels: dict[str, Panel] = {}
     for group in groups:
-        parts.setdefault(str([group.run[key] for key in keys]), []).append(group)
-    return list(parts.values())
+        for measure in measures or [measure_of(group.run["recipe"]).key]:
+            epochs = [(step, value) for step, value in group.history(measure) if value > 0]
+            if epochs:
+                full_title = title.format_map(group.run.settings) + TITLES[measure]
+                panels.setdefault(full_title, Panel(full_title, {})).lines[name_of(group, settings)] = epochs
+    return list(panels.values())
 
 
-def main(groups: list[Group]) -> str:
-    panels = []
-    for part in split(groups, "recipe", "optimizer"):
-        run = part[0].run
-        measure = measure_of(run["recipe"])
-        unit = f", {measure.unit}" if measure.unit else ""
-        panels.append(histories(part, measure.key, f"{run['recipe']}, {run['optimizer']}\n{measure.name}{unit}"))
-    return draw(panels, 3)
-
-
-def traces(groups: list[Group]) -> str:
-    parts = split(groups, "recipe", "side")
-    names = [f"{part[0].run['recipe']}, {part[0].run['side']}x{part[0].run['side']}" for part in parts]
-    return draw([histories(part, "train_loss", f"{name}\ntraining loss") for part, name in zip(parts, names)], 2)
-
-
-def adam(groups: list[Group]) -> str:
-    """Draws a panel for each learning rate."""
-    parts = sorted(split(groups, "learning-rate"), key=lambda part: float(part[0].run["learning-rate"]))
-    titles = [f"learning rate {part[0].run['learning-rate']}\ntest loss" for part in parts]
-    settings = ("compress", "second-moment", "matrix-bin")
-    return draw(
-        [histories(part, "test_loss", title, settings) for part, title in zip(parts, titles)], 3 if len(parts) == 3 else 2
-    )
-
-
-def schemes(groups: list[Group]) -> str:
-    return draw([histories(groups, "test_loss", "test loss"), histories(groups, "residual_norm", "norm of residuals")], 2)
-
-
-def outliers(groups: list[Group]) -> str:
-    settings = ("outlier-step", "local-clip", "scale")
-    titles = {"test_error": "test error, %", "residual_norm": "norm of residuals"}
-    return draw([histories(groups, key, title, settings) for key, title in titles.items()], 2)
-
-
-def points(groups: Iterable[Group], x: str, value: Callable[[Group], float | None]) -> Points:
-    found = [(float(group.run[x]), y) for group in groups if group.run[x] is not None and (y := value(group)) is not None]
-    return sorted(found)
+def lines(groups: list[Group], x: str, value: Callable[[Group], float | None], by: str = "scheme") -> dict[str, Points]:
+    """Returns a value over a setting, a line for each value of another setting."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for group in groups:
+        y = value(group)
+        if group.run[x] is not None and y is not None:
+            found.setdefault(group.run[by], []).append((float(group.run[x]), y))
+    return {name: sorted(points) for name, points in found.items()}
 
 
 def error(group: Group) -> float | None:
@@ -217,86 +165,82 @@ def error(group: Group) -> float | None:
 
 
 def received(group: Group) -> float | None:
-    return group.mean("bytes_received")
+    return group.mean("bytes_received") or None
 
 
-def frame_ratio(code: str, kind: str) -> Callable[[Group], float | None]:
-    return lambda group: group.frame_ratio(code, kind)
+def sweep(groups: list[Group], setting: str, label: str, ratios: dict[str, tuple[str, str]], of: str = "") -> list[Panel]:
+    """Returns the errors and the frame ratios over a setting; `ratios` has the code and the kind of layers of each line."""
+    errors, frame_ratios = lines(groups, setting, error), {}
+    for name, (code, kind) in ratios.items():
+        frame_ratios[name] = lines(groups, setting, partial(Group.frame_ratio, code=code, kind=kind))["adacomp"]
+    ticks = [x for x, _ in errors["adacomp"]]
+    log_x, log_y = is_wide(ticks), is_wide([y for line in errors.values() for _, y in line])
+    return [
+        Panel("test error, %", errors, label, log_x, log_y, ticks),
+        Panel(f"frame ratio{of}", frame_ratios, label, log_x, True, ticks),
+    ]
 
 
-def learners(groups: list[Group]) -> str:
+def is_wide(values: list[float]) -> bool:
+    """Tells whether values need a logarithmic axis."""
+    return max(values) > 10 * min(values)
+
+
+def codes(kind: str) -> dict[str, tuple[str, str]]:
+    return {code: (code, kind) for code in CODES}
+
+
+def learners(groups: list[Group]) -> list[Panel]:
     dense = next(group for group in groups if group.run["scheme"] == "dense")
     numbers = sorted({group.run["learners"] for group in groups})
     elements = dense.mean("parameters") or 0.0
     errors: dict[str, Points] = {"dense": [(number, error(dense) or 0.0) for number in (numbers[0], numbers[-1])]}
     bytes_: dict[str, Points] = {"dense": [(number, ring_bytes(elements, number)) for number in numbers if number > 1]}
-    for strategy in ("gather", "reduce", "sharded"):
-        own = [group for group in groups if group.run["strategy"] == strategy]
-        errors[strategy] = points(own, "learners", error)
-        bytes_[strategy] = [point for point in points(own, "learners", received) if point[1] > 0]
-    return draw(
-        [
-            Panel("test error, %", errors, "learners", True, False, numbers),
-            Panel("bytes received in a step", bytes_, "learners", True, True, numbers[1:]),
-        ],
-        2,
-    )
+    compressed = [group for group in groups if group is not dense]
+    errors |= lines(compressed, "learners", error, "strategy")
+    bytes_ |= lines(compressed, "learners", received, "strategy")
+    return [
+        Panel("test error, %", errors, "learners", True, False, numbers),
+        Panel("bytes received in a step", bytes_, "learners", True, True, numbers[1:]),
+    ]
 
 
-def sweep(groups: list[Group], setting: str, label: str, kind: str, log_x: bool) -> list[Panel]:
-    """Returns the error and the frame ratios over a setting."""
-    ratios = {code: points(groups, setting, frame_ratio(code, kind)) for code in CODES}
-    errors = {"test error": points(groups, setting, error)}
-    ticks = [x for x, _ in errors["test error"]]
-    what = "frame ratio" if kind == "overall" else f"frame ratio, {kind}"
-    return [Panel("test error, %", errors, label, log_x, False, ticks), Panel(what, ratios, label, log_x, True, ticks)]
-
-
-def bins(groups: list[Group]) -> str:
+def bins(groups: list[Group]) -> list[Panel]:
     conv = [group for group in groups if group.run["matrix-bin"] == 500]
     matrix = [group for group in groups if group.run["conv-bin"] == 50]
-    panels = sweep(conv, "conv-bin", "elements of a bin, convolutions", "conv", True)
-    return draw(panels + sweep(matrix, "matrix-bin", "elements of a bin, matrices", "matrix", True), 2)
+    panels = sweep(conv, "conv-bin", "elements of a bin, convolutions", codes("conv"), ", conv")
+    return panels + sweep(matrix, "matrix-bin", "elements of a bin, matrices", codes("matrix"), ", matrix")
 
 
-def threshold(groups: list[Group]) -> str:
-    return draw(sweep(groups, "soft-threshold", "factor of the soft threshold", "overall", False), 2)
-
-
-def minibatch(groups: list[Group]) -> str:
-    of = {scheme: [group for group in groups if group.run["scheme"] == scheme] for scheme in ("dense", "adacomp")}
-    errors = {scheme: points(own, "minibatch", error) for scheme, own in of.items()}
-    kinds = {"all": "overall", "conv": "conv", "matrix": "matrix"}
-    ratios = {name: points(of["adacomp"], "minibatch", frame_ratio("rice", kind)) for name, kind in kinds.items()}
-    ticks = [x for x, _ in errors["dense"]]
-    label = "samples of a minibatch"
-    return draw(
-        [Panel("test error, %", errors, label, True, True, ticks), Panel("frame ratio", ratios, label, True, True, ticks)], 2
-    )
-
-
-def flat(groups: list[Group]) -> str:
-    """Draws errors over steps, and over bytes."""
+def flat(groups: list[Group]) -> list[Panel]:
+    """Returns errors over steps, and over bytes."""
     settings = ("strategy", "owner-divisor")
-    lines: dict[str, Points] = {}
+    prices: dict[str, Points] = {}
     for group in groups:
         ring = ring_bytes(group.mean("parameters") or 0.0, group.run["learners"])
-        lines[name_of(group, settings)] = [(received(group) or ring, error(group) or 0.0)]
-    price = Panel("test error, %, over bytes", lines, "bytes received in a step", True, False)
-    return draw([histories(groups, "test_error", "test error, %", settings), price], 2)
+        prices[name_of(group, settings)] = [(received(group) or ring, error(group) or 0.0)]
+    price = Panel("test error, %, over bytes", prices, "bytes received in a step", True, False)
+    return [*histories(groups, "", ["test_error"], settings), price]
 
 
-STUDIES: dict[str, Callable[[list[Group]], str]] = {
+def adam(groups: list[Group]) -> list[Panel]:
+    return histories(groups, "learning rate {learning-rate}\n", ["test_loss"], ("compress", "second-moment", "matrix-bin"))
+
+
+KINDS = {"all": ("rice", "overall"), "conv": ("rice", "conv"), "matrix": ("rice", "matrix")}
+OUTLIERS = ("outlier-step", "local-clip", "scale")
+THRESHOLD = "factor of the soft threshold"
+PANELS: dict[str, Callable[[list[Group]], list[Panel]]] = {
     "adam": adam,
     "bins": bins,
     "flat": flat,
     "learners": learners,
-    "main": main,
-    "minibatch": minibatch,
-    "outliers": outliers,
-    "schemes": schemes,
-    "threshold": threshold,
-    "traces": traces,
+    "main": lambda groups: histories(groups, "{recipe}, {optimizer}\n"),
+    "minibatch": lambda groups: sweep(groups, "minibatch", "samples of a minibatch", KINDS),
+    "outliers": lambda groups: histories(groups, "", ["test_error", "residual_norm"], OUTLIERS),
+    "schemes": lambda groups: histories(groups, "", ["test_loss", "residual_norm"]),
+    "threshold": lambda groups: sweep(groups, "soft-threshold", THRESHOLD, codes("overall")),
+    "traces": lambda groups: histories(groups, "{recipe}, {side}x{side}\n", ["train_loss"]),
     "transformer": adam,
 }
 
@@ -306,40 +250,38 @@ SPEEDS = {"unshaped": "no limit", "10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s", "1
 
 def network_figure(results: NetworkResults) -> str:
     """Draws step times relative to DDP's, a panel for each workload and number of learners, a dot for each method."""
-    cases = [(workload, number) for workload in WORKLOADS for number in LEARNERS if results.links(workload, number)]
+    cases = results.cases()
     methods = [method for method in METHODS if method != "builtin"]
     colors = {"gather": ADACOMP, "reduce": "#54aeff", "sharded": "#80ccff", "auto": "#0a5fd6"}
-    with matplotlib.rc_context(STYLE):
-        figure, grid = subplots(math.ceil(len(cases) / 2), 2, (3.8, 3.0), 0.25, left=1.0)
-        for at, (axes, (workload, number)) in enumerate(zip(grid, cases)):
-            links = results.links(workload, number)
-            for row, method in enumerate(reversed(methods)):
-                values = [results.relative(workload, number, link, method) or math.nan for link in links]
-                axes.plot(values, [row] * len(values), color=FAINT, linewidth=1.0)
-                for link, value in zip(links, values):
-                    axes.plot(value, row, MARKERS[link], color=colors.get(method, GREY), markersize=5, linestyle="none")
-            axes.set_xscale("log")
-            axes.set_xlim(0.006, 3)
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.axvline(1.0, color=GREY, linewidth=1.0)
-            axes.set_yticks(range(len(methods)), list(reversed(methods)) if at % 2 == 0 else [""] * len(methods))
-            axes.set_title(f"{workload}, {number} learners")
-            axes.set_xlabel("step time, DDP = 1")
-            axes.grid(axis="x", color=FAINT, linewidth=0.6)
-        handles = [
-            figure.axes[0].plot([], [], marker, color=GREY, label=SPEEDS[link])[0]
-            for link, marker in MARKERS.items()
-            if any(link in results.links(*case) for case in cases)
-        ]
-        figure.legend(handles=handles, loc="lower center", ncols=len(handles))
-        return svg(figure)
+    figure, grid = subplots(math.ceil(len(cases) / 2), 2, (3.8, 3.0), 0.25, left=1.0)
+    for at, (axes, (workload, number)) in enumerate(zip(grid, cases)):
+        links = results.links(workload, number)
+        for row, method in enumerate(reversed(methods)):
+            values = [results.relative(workload, number, link, method) or math.nan for link in links]
+            axes.plot(values, [row] * len(values), color=FAINT, linewidth=1.0)
+            for link, value in zip(links, values):
+                axes.plot(value, row, MARKERS[link], color=colors.get(method, GREY), markersize=5, linestyle="none")
+        axes.set_xscale("log")
+        axes.set_xlim(0.006, 3)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.axvline(1.0, color=GREY, linewidth=1.0)
+        axes.set_yticks(range(len(methods)), list(reversed(methods)) if at % 2 == 0 else [""] * len(methods))
+        axes.set_title(f"{workload}, {number} learners")
+        axes.set_xlabel("step time, DDP = 1")
+        axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    handles = [
+        figure.axes[0].plot([], [], marker, color=GREY, label=SPEEDS[link])[0]
+        for link, marker in MARKERS.items()
+        if any(link in results.links(*case) for case in cases)
+    ]
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles))
+    return svg(figure)
 
 
 def step_times_figure(results: NetworkResults) -> str:
     """Draws how many times faster steps are than DDP's on slow links, for the README."""
     methods = {"builtin": "DDP", "top-k": "top-k, 0.1%", "powersgd-1": "PowerSGD, rank 1", "auto": "AdaComp"}
-    style = STYLE | {"font.size": 10.5, "axes.titlesize": 12.0}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context({"font.size": 10.5, "axes.titlesize": 12.0}):
         figure = Figure(figsize=(8.6, 2.5))
         figure.subplots_adjust(left=0.175, right=0.995, bottom=0.16, top=0.88, wspace=0.08)
         for axes, link in zip(figure.subplots(1, 3, sharey=True), ["10gbit", "1gbit", "100mbit"]):

@@ -9,23 +9,18 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from reproduction import ROOT
-from reproduction.studies import Results, Run
+from reproduction.studies import RESULTS, Result, Run, read_results
 
 WORK = ROOT / "target" / "reproduction"
 PROGRAM = ROOT / "target" / "release" / "adacomp"
 
 
-class Failed(Exception):
-    """A run that ended with an error."""
-
-
 def make(runs: list[Run]) -> list[str]:
     """Makes the results that are missing and returns what has failed. Runs that were stopped go on from their checkpoints."""
-    results, writing = Results(), threading.Lock()
-    missing = [run for run in runs if results.get(run) is None]
+    done, writing = read_results(), threading.Lock()
+    missing = [run for run in runs if run.key not in done]
     print(f"{len(runs)} runs, {len(missing)} of them to be made", flush=True)
     if any(run["trainer"] == "program" for run in missing):
         subprocess.run(["cargo", "build", "--release", "--locked", "-p", "adacomp-cli"], cwd=ROOT, check=True)
@@ -36,10 +31,10 @@ def make(runs: list[Run]) -> list[str]:
         start = time.monotonic()
         try:
             result = train(run)
-        except Failed as failure:
+        except RuntimeError as failure:
             return f"{run.name}: {failure}"
-        with writing:
-            results.add(run, result)
+        with writing, RESULTS.open("a") as file:
+            file.write(json.dumps({"run": run.settings, "result": result}) + "\n")
         print(f"    {run.name}: {time.monotonic() - start:.0f} s", flush=True)
         return None
 
@@ -47,45 +42,43 @@ def make(runs: list[Run]) -> list[str]:
         return [failure for failure in pool.map(one, enumerate(missing, 1)) if failure]
 
 
-def train(run: Run) -> dict[str, Any]:
+def train(run: Run) -> Result:
     """Trains to the end and returns the result."""
     folder = WORK / run.name
     folder.mkdir(parents=True, exist_ok=True)
-    command = program(run, folder / "run") if run["trainer"] == "program" else pytorch(run, folder)
     log = folder / "log"
     with log.open("a") as file:
+        command = command_of(run, folder)
         status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file).returncode
     lines = log.read_text().splitlines()
     if status:
-        raise Failed("\n".join([f"ended with {status}", *lines[-5:]]))
-    objects = [json.loads(line) for line in lines if line.startswith("{")]
+        raise RuntimeError("\n".join([f"ended with {status}", *lines[-5:]]))
+    objects: list[Result] = [json.loads(line) for line in lines if line.startswith("{")]
     if not objects:
-        raise Failed(f"{log} has no result")
-    result: dict[str, Any] = program_result(objects) if run["trainer"] == "program" else objects[-1]
-    return result
+        raise RuntimeError(f"{log} has no result")
+    return program_result(objects) if run["trainer"] == "program" else objects[-1]
 
 
-def pytorch(run: Run, folder: Path) -> list[str]:
-    return [sys.executable, "-m", "reproduction.trainer", *run.arguments(), "--out", str(folder)]
-
-
-def program(run: Run, folder: Path) -> list[str]:
+def command_of(run: Run, folder: Path) -> list[str]:
+    if run["trainer"] == "pytorch":
+        return [sys.executable, "-m", "reproduction.trainer", *run.arguments(), "--out", str(folder)]
+    folder /= "run"
     # A run that was stopped in its first epoch has a folder, but no checkpoint to go on from.
     resume = ["--resume"] if any(folder.glob("checkpoint-*")) else [*run.arguments(), "--out"]
     return [str(PROGRAM), "train", *resume, str(folder), "--threads", "1", "--json"]
 
 
-def program_result(lines: list[dict[str, Any]]) -> dict[str, Any]:
+def program_result(lines: list[Result]) -> Result:
     """Turns the program's lines, one an epoch, into the form of the PyTorch trainer's result."""
     # A run that was stopped and went on may have an epoch twice.
     epochs = {line["epoch"]: line for line in lines if "epoch" in line}
     if not epochs:
-        raise Failed("no epoch in the log")
+        raise RuntimeError("no epoch in the log")
     *_, last = epochs.values()
     total = last["total"]
     kept = ("step", "train_loss", "test_loss", "test_error")
 
-    def norm(epoch: dict[str, Any]) -> float:
+    def norm(epoch: Result) -> float:
         return math.hypot(*(layer["residual_norm"] or 0.0 for layer in epoch["layers"]))
 
     return {

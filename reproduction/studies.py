@@ -11,8 +11,10 @@ from typing import Any
 
 from reproduction import HERE
 
-STUDIES = HERE / "studies"
 RESULTS = HERE / "results" / "studies.jsonl"
+CODES = ["rice", "paper", "floor"]
+
+Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,6 @@ class Run:
     def without(self, *keys: str) -> dict[str, Any]:
         return {key: value for key, value in self.settings.items() if key not in keys}
 
-    def has(self, word: str) -> bool:
-        """Tells whether some setting has this value."""
-        return any(str(value) == word for value in self.settings.values())
-
     def arguments(self) -> list[str]:
         """Returns the arguments for either trainer."""
         options = [(f"--{key}", str(value)) for key, value in sorted(self.without("recipe", "trainer").items())]
@@ -66,31 +64,57 @@ def expand(settings: dict[str, Any]) -> Iterator[Run]:
         yield Run(dict(sorted(zip(keys, combination))))
 
 
-def read_study(path: Path) -> Study:
-    table = tomllib.loads(path.read_text())
-    return Study(path.stem, table["about"], [run for settings in table["runs"] for run in expand(settings)])
-
-
 def all_studies() -> list[Study]:
-    return [read_study(path) for path in sorted(STUDIES.glob("*.toml"))]
+    studies = []
+    for path in sorted((HERE / "studies").glob("*.toml")):
+        table = tomllib.loads(path.read_text())
+        studies.append(Study(path.stem, table["about"], [run for settings in table["runs"] for run in expand(settings)]))
+    return studies
 
 
-class Results:
-    """The results of all runs, a JSON line for each."""
+def json_lines(path: Path) -> list[Result]:
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
 
-    def __init__(self, path: Path = RESULTS) -> None:
-        self.path = path
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        self.by_key: dict[str, dict[str, Any]] = {Run(line["run"]).key: line["result"] for line in lines}
 
-    def get(self, run: Run) -> dict[str, Any] | None:
-        return self.by_key.get(run.key)
+def read_results() -> dict[str, Result]:
+    """Returns the results of all runs by the keys of the runs."""
+    return {Run(line["run"]).key: line["result"] for line in json_lines(RESULTS)}
 
-    def add(self, run: Run, result: dict[str, Any]) -> None:
-        """Appends a result to the file."""
-        with self.path.open("a") as file:
-            file.write(json.dumps({"run": run.settings, "result": result}) + "\n")
-        self.by_key[run.key] = result
+
+@dataclass(frozen=True)
+class Measure:
+    """What a model is judged by."""
+
+    key: str
+    name: str
+    digits: int
+    unit: str
+
+    def show(self, values: list[float]) -> str:
+        """Returns the mean, with the lowest and the highest."""
+        if not values:
+            return ""
+        middle = sum(values) / len(values)
+        if math.isnan(middle):
+            return "diverged"
+        text = f"{middle:.{self.digits}f}{self.unit}"
+        spread = f" ({min(values):.{self.digits}f} to {max(values):.{self.digits}f})" if len(values) > 1 else ""
+        return text + spread
+
+    def behind(self, dense: float | None, adacomp: float | None) -> str:
+        """Returns how far AdaComp is behind dense; too much is more than half a point, or 1.5% of a loss."""
+        if dense is None or adacomp is None:
+            return ""
+        difference = adacomp - dense if self.unit else 100 * (adacomp / dense - 1)
+        text = f"{difference:+.2f} points" if self.unit else f"{difference:+.1f}%"
+        return text if difference <= (0.5 if self.unit else 1.5) else f"{text}, **too much**"
+
+
+def measure_of(recipe: str) -> Measure:
+    if recipe.startswith("shakespeare"):
+        return Measure("test_loss", "test loss", 3, "")
+    return Measure("test_error", "test error", 2, "%")
 
 
 @dataclass
@@ -98,16 +122,22 @@ class Group:
     """Runs that differ in their seeds only, with their results by seed."""
 
     run: Run
-    results: dict[int, dict[str, Any]]
+    results: dict[int, Result]
 
     def with_seeds_of(self, other: "Group") -> "Group":
         """Returns the group without the seeds that the other has not."""
         return Group(self.run, {seed: result for seed, result in self.results.items() if seed in other.results})
 
     def values(self, *path: str) -> list[float]:
-        """Returns the numbers at this place of each result; NaN where a run has diverged."""
-        found = [_at(result, path) for _, result in sorted(self.results.items()) if path[0] in result]
-        return [math.nan if value is None else float(value) for value in found]
+        """Returns the numbers at this place of each result that has it; NaN where a run has diverged."""
+        numbers = []
+        for _, result in sorted(self.results.items()):
+            value: Any = result
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            if path[0] in result:
+                numbers.append(math.nan if value is None else float(value))
+        return numbers
 
     def mean(self, *path: str) -> float | None:
         return mean(self.values(*path))
@@ -119,13 +149,24 @@ class Group:
 
     def compression_ratio(self) -> float | None:
         """Returns how many times fewer bytes a learner sends in a step than a ring all-reduce of the dense gradient."""
-        ratios = [_compression_ratio(self.run, result) for result in self.results.values()]
-        return mean([ratio for ratio in ratios if ratio is not None])
+        ratios, learners = [], self.run["learners"]
+        for result in self.results.values():
+            sent, elements = result.get("bytes_sent"), result.get("parameters")
+            if sent and elements is None and self.sends_frames:
+                # Lines of the program lack it. It follows from the frame ratio, because each of the others gets the same frame.
+                elements = result["frame_ratios"]["rice"]["overall"] * sent / (learners - 1) / 4
+            if sent and elements:
+                ratios.append(ring_bytes(elements, learners) / sent)
+        return mean(ratios)
+
+    @property
+    def sends_frames(self) -> bool:
+        """Whether learners send their frames as they are."""
+        return self.run["strategy"] in (None, "gather")
 
     def frame_ratio(self, code: str, kind: str = "overall") -> float | None:
         """Returns how many times smaller a learner's frame is than dense f32: of a kind, its compressed layers alone."""
-        # Only gather sends frames as they are.
-        if self.run["strategy"] not in (None, "gather"):
+        if not self.sends_frames:
             return None
         ratio = self.mean("frame_ratios", code, kind)
         compressed, dense = self.mean("elements", kind, "compressed"), self.mean("elements", kind, "dense")
@@ -139,34 +180,17 @@ def ring_bytes(elements: float, learners: int) -> float:
     return 2 * (learners - 1) / learners * 4 * elements
 
 
-def _compression_ratio(run: Run, result: dict[str, Any]) -> float | None:
-    sent, learners = result.get("bytes_sent"), run["learners"]
-    if not sent:
-        return None
-    elements = result.get("parameters")
-    if elements is None and run["strategy"] in (None, "gather"):
-        # Lines of the program lack it. It follows from the frame ratio, because each of the others gets the same frame.
-        elements = result["frame_ratios"]["rice"]["overall"] * sent / (learners - 1) / 4
-    return ring_bytes(elements, learners) / float(sent) if elements else None
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
 def mean(values: list[float]) -> float | None:
     """Returns the mean, or None if there is none."""
     result = sum(values) / len(values) if values else math.nan
     return result if math.isfinite(result) else None
 
 
-def groups_of(study: Study, results: Results) -> list[Group]:
+def groups_of(study: Study, results: dict[str, Result]) -> list[Group]:
     """Returns the runs of a study that have results, those that differ in their seeds only together."""
     groups: dict[str, Group] = {}
     for run in study.runs:
-        result = results.get(run)
+        result = results.get(run.key)
         if result is not None:
             group = groups.setdefault(Run(run.without("seed")).key, Group(run, {}))
             group.results[run["seed"]] = result

@@ -22,7 +22,9 @@ from torch.nn.functional import cross_entropy
 
 from reproduction.datasets import load
 from reproduction.models import Lstm, Transformer, alexnet, cnn, mlp, resnet
-from reproduction.optimizers import Follower, Gradients, Optimizer, make_optimizer, updates
+from reproduction.studies import CODES
+
+Gradients = Sequence[Tensor]
 
 # What is trained: data, and the model for a number of classes.
 MODELS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
@@ -33,16 +35,21 @@ MODELS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
     "shakespeare-transformer": ("shakespeare", lambda classes: Transformer(classes, 128, 4, 4, 64)),
 }
 
-# The same, for pictures of a side.
+# The same, for CIFAR-10's pictures with a side of this length.
 LARGE: dict[str, Callable[[int, int], nn.Module]] = {
     "alexnet": alexnet,
     "resnet18": lambda side, classes: resnet(18, side, classes),
     "resnet50": lambda side, classes: resnet(50, side, classes),
 }
 
-CHECKPOINT = "checkpoint.pt"
+# What a checkpoint has of a training, beside the model and the residuals.
+KEPT = ("velocities", "moments", "step", "rolled_back", "seconds", "history")
+
+MOMENTUM = 0.9
+# The bytes of a frame's header.
 FRAME_BYTES = 36
-CODES = ("rice", "paper", "floor")
+# How many times too large a bin is in the step of `--outlier-step`.
+OUTLIER_FACTOR = 1e4
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -61,8 +68,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
-    parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--clip", type=float, help="the largest norm of the averaged gradient")
     parser.add_argument("--local-clip", type=float, help="the largest norm of a learner's gradient, before it is compressed")
     parser.add_argument("--conv-bin", type=int, default=50)
@@ -71,21 +76,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scale", choices=["mean", "clamped"], default="mean")
     parser.add_argument("--top-percent", type=float, default=0.1)
     parser.add_argument("--second-moment", choices=["sent", "dense"], default="sent", help="what Adam's second moment is of")
-    parser.add_argument(
-        "--compress",
-        choices=["gradients", "updates"],
-        default="gradients",
-        help="what travels: with `updates`, what each learner's Adam makes, also if it is dense",
-    )
+    what = "what travels: with `updates`, what each learner's Adam makes, also if it is dense"
+    parser.add_argument("--compress", choices=["gradients", "updates"], default="gradients", help=what)
     parser.add_argument("--outlier-step", type=int, help="in this step a bin of learner 0's largest layer is far too large")
-    parser.add_argument("--outlier-factor", type=float, default=1e4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="a folder for progress")
     options = parser.parse_args(words)
     if options.compress == "updates" and options.optimizer != "adam":
         parser.error("--compress updates is for --optimizer adam")
-    if options.optimizer == "adam" and options.weight_decay:
-        parser.error("--weight-decay is for --optimizer sgd")
     return options
 
 
@@ -96,15 +94,11 @@ class Compressed:
         named = list(model.named_parameters())
         self.kinds = kinds(model, named)
         parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, self.kinds)]
-        top = f"top-k {options.top_percent}" if options.scheme == "top-k" else None
+        conv, matrix = options.conv_bin, options.matrix_bin
+        if options.scheme == "top-k":
+            conv = matrix = f"top-k {options.top_percent}"
         soft_threshold = 1.0 if options.scheme == "local-selection" else options.soft_threshold
-        layout = Layout(
-            parameters,
-            conv=top or options.conv_bin,
-            matrix=top or options.matrix_bin,
-            soft_threshold=soft_threshold,
-            scale=options.scale,
-        )
+        layout = Layout(parameters, conv=conv, matrix=matrix, soft_threshold=soft_threshold, scale=options.scale)
         self.learners = Learners(layout, options.learners, options.strategy, owner_divisor=options.owner_divisor)
         self.elements, self.treatments = layout.elements, layout.treatments
         self.average = [torch.empty_like(parameter) for _, parameter in named]
@@ -172,15 +166,15 @@ class Training:
         # Norms over a minibatch are each learner's own, so its part must be computed apart also without compression.
         self.apart = any(isinstance(module, torch.nn.BatchNorm2d) for module in self.model.modules())
         self.compressed = None if options.scheme == "dense" else Compressed(self.model, options)
-        # Where updates travel, each learner has its own moments, and what arrives is only followed.
-        local = options.compress == "updates"
-        self.moments = [Moments() for _ in range(options.learners)] if local else []
-        self.optimizer: Optimizer = Follower(self.parameters) if local else make_optimizer(self.parameters, options)
+        # SGD's velocities, or Adam's moments: each learner's own where updates travel, else those of the average.
+        self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.updates_travel = options.compress == "updates"
+        self.moments = [Moments() for _ in range(options.learners if self.updates_travel else 1)]
         self.in_epoch = len(self.data) // options.minibatch
         self.steps: int = min(options.epochs * self.in_epoch, options.steps or options.epochs * self.in_epoch)
         self.step, self.rolled_back, self.seconds = 0, 0, 0.0
         self.history: list[dict[str, float]] = []
-        self.checkpoint = options.out / CHECKPOINT
+        self.checkpoint = options.out / "checkpoint.pt"
 
     def train(self) -> dict[str, Any]:
         if self.checkpoint.exists():
@@ -209,7 +203,7 @@ class Training:
         inputs, targets = self.data.train(samples, random)
         options = self.options
         outlier = self.step == options.outlier_step
-        apart = self.apart or self.compressed or self.moments or outlier or options.local_clip is not None
+        apart = self.apart or self.compressed or self.updates_travel or outlier or options.local_clip is not None
         parts = options.learners if apart else 1
         gradients: list[Gradients] = []
         losses: list[float] = []
@@ -221,37 +215,41 @@ class Training:
         if outlier:
             layer = max(gradients[0], key=torch.Tensor.numel).view(-1)
             first = int(layer.abs().argmax()) // options.matrix_bin * options.matrix_bin
-            layer[first : first + options.matrix_bin] *= options.outlier_factor
+            layer[first : first + options.matrix_bin] *= OUTLIER_FACTOR
         if options.local_clip is not None:
             gradients = [clipped(gradient, options.local_clip) for gradient in gradients]
-        # Adam is not given gradients that are not finite.
-        finite = not self.moments or all(layer.isfinite().all() for gradient in gradients for layer in gradient)
-        if self.moments and finite:
-            gradients = self.local_updates(gradients)
         average: Gradients | None = None
-        if self.compressed and finite:
-            average = self.compressed.exchange(gradients)
-        elif finite:
-            average = dense_average(gradients)
+        # Adam is not given gradients that are not finite.
+        if not self.updates_travel or all(layer.isfinite().all() for gradient in gradients for layer in gradient):
+            if self.updates_travel:
+                own = zip(self.moments, gradients)
+                gradients = [adam(moments, clipped(gradient, options.clip)) for moments, gradient in own]
+            average = self.compressed.exchange(gradients) if self.compressed else dense_average(gradients)
         if average is None:
             self.rolled_back += 1
         else:
-            limit = None if self.moments else options.clip
-            squared = dense_average(gradients) if options.second_moment == "dense" else average
-            self.optimizer.step(clipped(average, limit), self.learning_rate(), clipped(squared, limit))
+            self.change_weights(average, gradients)
         self.step += 1
         return sum(losses) / len(losses)
 
-    def local_updates(self, gradients: list[Gradients]) -> list[Gradients]:
-        """Returns what each learner's Adam makes of its gradient."""
-        own = zip(self.moments, gradients)
-        return [updates(moments, clipped(gradient, self.options.clip)) for moments, gradient in own]
+    @torch.no_grad()
+    def change_weights(self, average: Gradients, gradients: Sequence[Gradients]) -> None:
+        """Lets the optimiser follow what has arrived; experiments give its second moment the learners' dense gradients."""
+        clip, updates = self.options.clip, average
+        if self.options.optimizer == "sgd":
+            for velocity, gradient in zip(self.velocities, clipped(average, clip)):
+                velocity.mul_(MOMENTUM).add_(gradient)
+            updates = self.velocities
+        elif not self.updates_travel:
+            squared = dense_average(gradients) if self.options.second_moment == "dense" else average
+            updates = adam(self.moments[0], clipped(average, clip), clipped(squared, clip))
+        for parameter, update in zip(self.parameters, updates):
+            parameter.add_(update, alpha=-self.learning_rate())
 
     def learning_rate(self) -> float:
         highest: float = self.options.learning_rate
-        if self.options.schedule == "constant":
-            return highest
-        return highest * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
+        constant = self.options.schedule == "constant"
+        return highest if constant else highest * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
 
     @torch.no_grad()
     def test(self, train_loss: float) -> None:
@@ -287,16 +285,8 @@ class Training:
         return {key: without_nan(value) for key, value in result.items()}
 
     def save(self) -> None:
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state(),
-            "moments": [moments.kept for moments in self.moments],
-            "compressed": self.compressed and self.compressed.state(),
-            "step": self.step,
-            "rolled_back": self.rolled_back,
-            "seconds": self.seconds,
-            "history": self.history,
-        }
+        state = {name: getattr(self, name) for name in KEPT} | {"model": self.model.state_dict()}
+        state["compressed"] = self.compressed and self.compressed.state()
         self.options.out.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoint.with_suffix(".partial")
         torch.save(state, partial)
@@ -305,13 +295,10 @@ class Training:
     def load(self) -> None:
         state = torch.load(self.checkpoint, weights_only=False)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load(state["optimizer"])
-        for moments, saved in zip(self.moments, state["moments"]):
-            moments.kept = saved
+        for name in KEPT:
+            setattr(self, name, state[name])
         if self.compressed:
             self.compressed.load(state["compressed"])
-        self.step, self.rolled_back = state["step"], state["rolled_back"]
-        self.seconds, self.history = state["seconds"], state["history"]
 
 
 def without_nan(result: Any) -> Any:
@@ -326,6 +313,12 @@ def without_nan(result: Any) -> Any:
 def arrays(gradients: Gradients) -> list[Any]:
     """Returns the gradients as arrays that share their memory."""
     return [gradient.contiguous().numpy() for gradient in gradients]
+
+
+def adam(moments: Moments, gradients: Gradients, squared: Gradients | None = None) -> list[Tensor]:
+    """Returns what Adam makes of all gradients of a step; the second moment can be that of others."""
+    pairs = zip(gradients, squared or gradients)
+    return [moments.update(number, gradient, square) for number, (gradient, square) in enumerate(pairs)]
 
 
 def dense_average(gradients: Sequence[Gradients]) -> list[Tensor]:

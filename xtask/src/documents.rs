@@ -1,9 +1,8 @@
 //! Documents: generated parts, links, and the README's commands.
 
-use crate::job::{Job, root};
 use crate::python;
+use crate::step::{Job, root};
 use anyhow::{Result, ensure};
-use std::fs;
 use xshell::cmd;
 
 /// Commands of the README that steps run as they are.
@@ -20,8 +19,7 @@ const PROGRAM: &str = "cargo run --release -- ";
 pub(crate) fn check(job: &Job) -> Result<()> {
     let python = python::interpreter();
     job.run(cmd!(job.sh, "{python} -m reproduction check"))?;
-    let commands = readme_commands()?;
-    for command in &commands {
+    for command in &readme_commands(job)? {
         ensure!(
             RUN_BY_STEPS.contains(&command.as_str()) || command.starts_with(PROGRAM),
             "no step runs the README's `{command}`: see RUN_BY_STEPS in xtask/src/documents.rs"
@@ -34,7 +32,7 @@ pub(crate) fn check(job: &Job) -> Result<()> {
 
 /// Runs the commands of the README that no other step runs.
 pub(crate) fn run_readme(job: &Job) -> Result<()> {
-    let commands = readme_commands()?;
+    let commands = readme_commands(job)?;
     commands
         .iter()
         .filter(|command| command.starts_with(PROGRAM))
@@ -42,8 +40,8 @@ pub(crate) fn run_readme(job: &Job) -> Result<()> {
 }
 
 /// Returns the lines of the README's shell blocks.
-fn readme_commands() -> Result<Vec<String>> {
-    let text = fs::read_to_string(root().join("README.md"))?;
+fn readme_commands(job: &Job) -> Result<Vec<String>> {
+    let text = job.sh.read_file("README.md")?;
     let blocks = text.split("```").skip(1).step_by(2);
     let shell = blocks.filter_map(|block| block.strip_prefix("sh\n").or(block.strip_prefix("bash\n")));
     let line = |line: &str| line.split(" #").next().unwrap_or_default().trim().to_owned();
@@ -55,7 +53,7 @@ fn dead_links(job: &Job) -> Result<Vec<String>> {
     let mut dead = Vec::new();
     for file in job.output(cmd!(job.sh, "git ls-files *.md"))?.lines() {
         let path = root().join(file);
-        let text = fs::read_to_string(&path)?;
+        let text = job.sh.read_file(&path)?;
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
         let own = targets.filter(|target| !target.is_empty() && !target.contains("://"));
         let missing = own.filter(|target| !path.parent().unwrap_or(&path).join(target).exists());

@@ -2,16 +2,15 @@
 
 mod documents;
 mod fuzz;
-mod job;
 mod python;
 mod release;
-mod schedule;
+mod step;
 mod test;
 
 use anyhow::Result;
 use clap::Parser;
-use job::Job;
 use std::process::ExitCode;
+use step::Job;
 
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask", about = "Tests, benchmarks and releases the project")]
@@ -54,8 +53,8 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Test { parts, full } => test::run(&parts, full),
-        Command::Bench { quick } => release::bench(&Job::to_terminal()?, quick),
-        Command::Release => release::check(&Job::to_terminal()?),
-        Command::Fuzz { target, runs } => fuzz::run(&Job::to_terminal()?, &target, runs),
+        Command::Bench { quick } => release::bench(&Job::new(None)?, quick),
+        Command::Release => release::check(&Job::new(None)?),
+        Command::Fuzz { target, runs } => fuzz::run(&Job::new(None)?, &target, runs),
     }
 }

@@ -1,18 +1,13 @@
 //! The Python package: built, installed as a user would, and tested with real processes.
 
-use crate::job::{Job, root};
+use crate::step::{Job, root};
 use anyhow::{Result, bail, ensure};
 use std::path::{Path, PathBuf};
-use xshell::{Cmd, cmd};
+use xshell::cmd;
 
 /// Returns the Python that tests use, with PyTorch.
 pub(crate) fn interpreter() -> PathBuf {
     root().join("target/python/bin/python")
-}
-
-fn python(job: &Job) -> Cmd<'_> {
-    let python = interpreter();
-    cmd!(job.sh, "{python}")
 }
 
 const INSTALL: [&str; 5] = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
@@ -26,8 +21,10 @@ print('\\n'.join(project['dependencies'] + project['optional-dependencies']['tes
 pub(crate) fn fetch(job: &Job) -> Result<()> {
     job.packages(&[("python3", &["python3"])])?;
     make_environment(job, &root().join("target/python"))?;
-    let packages = job.output(python(job).args(["-c", REQUIREMENTS]))?;
-    job.run(python(job).args(INSTALL).args(packages.lines()).args(["-r", "reproduction/requirements.txt"]))
+    let python = interpreter();
+    let packages = job.output(cmd!(job.sh, "{python} -c {REQUIREMENTS}"))?;
+    let install = cmd!(job.sh, "{python} {INSTALL...} -r reproduction/requirements.txt");
+    job.run(install.args(packages.lines()))
 }
 
 fn make_environment(job: &Job, folder: &Path) -> Result<()> {
@@ -46,64 +43,47 @@ fn make_environment(job: &Job, folder: &Path) -> Result<()> {
 pub(crate) fn install(job: &Job) -> Result<()> {
     // Not the target folder of the other crates, whose lock is held while Burn is built.
     let _folder = job.sh.push_env("CARGO_TARGET_DIR", root().join("target/wheel"));
-    job.run(python(job).args(INSTALL).args([
-        "--no-build-isolation",
-        "--force-reinstall",
-        "--no-deps",
-        "./python",
-    ]))
+    let python = interpreter();
+    let options = ["--no-build-isolation", "--force-reinstall", "--no-deps"];
+    job.run(cmd!(job.sh, "{python} {INSTALL...} {options...} ./python"))
 }
 
 /// Style, types, and lints of the binding.
 pub(crate) fn lints(job: &Job) -> Result<()> {
-    job.run(python(job).args(["-m", "ruff", "check", "python", "reproduction"]))?;
-    job.run(python(job).args(["-m", "ruff", "format", "--check", "python", "reproduction"]))?;
-    job.run(python(job).args(["-m", "mypy", "--config-file", "reproduction/mypy.ini", "reproduction"]))?;
+    let python = interpreter();
+    job.run(cmd!(job.sh, "{python} -m ruff check python reproduction"))?;
+    job.run(cmd!(job.sh, "{python} -m ruff format --check python reproduction"))?;
+    job.run(cmd!(job.sh, "{python} -m mypy --config-file reproduction/mypy.ini reproduction"))?;
     {
         let _folder = job.sh.push_dir("python");
-        job.run(python(job).args(["-m", "mypy", "--strict", "adacomp"]))?;
+        job.run(cmd!(job.sh, "{python} -m mypy --strict adacomp"))?;
     }
     let _folder = job.sh.push_env("CARGO_TARGET_DIR", root().join("target/wheel"));
-    job.run(job.cargo().args([
-        "clippy",
-        "--release",
-        "--locked",
-        "-p",
-        "adacomp-python",
-        "--",
-        "-D",
-        "warnings",
-    ]))
+    job.run(cmd!(job.sh, "nice cargo clippy --release --locked -p adacomp-python -- -D warnings"))
 }
 
 pub(crate) fn tests(job: &Job) -> Result<()> {
-    job.run(python(job).args(["-m", "pytest", "-q", "--durations=10", "reproduction"]))?;
-    job.run(python(job).args(["-m", "pytest", "-q", "--durations=10", "python/tests"]))
+    let python = interpreter();
+    job.run(cmd!(job.sh, "{python} -m pytest -q --durations=10 reproduction"))?;
+    job.run(cmd!(job.sh, "{python} -m pytest -q --durations=10 python/tests"))
 }
 
 /// Builds a wheel from the source distribution, as users without one for their machine would, and uses it in a fresh environment
 /// with nothing of Rust on the path.
 pub(crate) fn source_distribution(job: &Job) -> Result<()> {
     let [sources, wheels] = [job.empty_folder("sources")?, job.empty_folder("wheels")?];
-    let fresh = root().join("target/python-fresh");
-    let pack = ["-m", "maturin", "sdist", "--manifest-path", "python/Cargo.toml", "--out"];
-    job.run(python(job).args(pack).arg(&sources))?;
-    let source = only_file(&sources)?;
-    let build =
-        ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"];
-    job.run(python(job).args(build).arg("-w").arg(&wheels).arg(source))?;
-    let wheel = only_file(&wheels)?;
-    ensure!(
-        wheel.to_string_lossy().contains("-abi3-"),
-        "{} is for one version of Python only",
-        wheel.display()
-    );
-    if fresh.exists() {
-        std::fs::remove_dir_all(&fresh)?;
-    }
+    let fresh = job.empty_folder("python-fresh")?;
+    let python = interpreter();
+    job.run(cmd!(job.sh, "{python} -m maturin sdist --manifest-path python/Cargo.toml --out {sources}"))?;
+    let source = only_file(job, &sources)?;
+    let build = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps", "-w"];
+    job.run(cmd!(job.sh, "{python} -m pip wheel {build...} {wheels} {source}"))?;
+    let wheel = only_file(job, &wheels)?;
+    let is_abi3 = wheel.to_string_lossy().contains("-abi3-");
+    ensure!(is_abi3, "{} is for one version of Python only", wheel.display());
     make_environment(job, &fresh)?;
     let python = fresh.join("bin/python");
-    job.run(cmd!(job.sh, "{python}").args(INSTALL).arg(wheel))?;
+    job.run(cmd!(job.sh, "{python} {INSTALL...} {wheel}"))?;
     let program = "import shutil, numpy; from adacomp.research import Compressor, Layout; \
         assert shutil.which('cargo') is None and shutil.which('rustc') is None; \
         compressor = Compressor(Layout([('w', (40, 50), None)])); \
@@ -113,9 +93,8 @@ pub(crate) fn source_distribution(job: &Job) -> Result<()> {
     job.run(cmd!(job.sh, "{python} -c {program}"))
 }
 
-fn only_file(folder: &Path) -> Result<PathBuf> {
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    match files.map(|file| file.path()).collect::<Vec<_>>().as_slice() {
+fn only_file(job: &Job, folder: &Path) -> Result<PathBuf> {
+    match job.sh.read_dir(folder)?.as_slice() {
         [file] => Ok(file.clone()),
         files => bail!("{} has {} files where one should be", folder.display(), files.len()),
     }

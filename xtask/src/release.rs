@@ -1,6 +1,6 @@
 //! Whether a release could be made, and the benchmarks.
 
-use crate::job::{Job, root};
+use crate::step::{Job, root};
 use anyhow::{Result, ensure};
 use xshell::cmd;
 
@@ -11,21 +11,20 @@ pub(crate) fn check(job: &Job) -> Result<()> {
     let tools = root().join("target/tools");
     let deny = tools.join("bin/cargo-deny");
     if !deny.exists() {
-        job.run(job.cargo().args(["install", "--locked", "--quiet", "cargo-deny", "--root"]).arg(&tools))?;
+        job.run(cmd!(job.sh, "nice cargo install --locked --quiet cargo-deny --root {tools}"))?;
     }
     job.run(cmd!(job.sh, "{deny} --all-features --exclude xtask check licenses bans sources"))?;
+    let package = ["package", "--locked", "--allow-dirty", "--quiet"];
     for name in CRATES {
-        let list = ["package", "--locked", "--allow-dirty", "--quiet", "--list", "-p", name];
-        let files = job.output(job.cargo().args(list))?;
+        let files = job.output(cmd!(job.sh, "cargo {package...} --list -p {name}"))?;
         for file in ["LICENSE-APACHE", "LICENSE-MIT", "README.md"] {
             ensure!(files.lines().any(|line| line == file), "the package {name} has no {file}");
         }
     }
-    let package = ["package", "--locked", "--allow-dirty", "--quiet"];
     let all = CRATES.iter().flat_map(|name| ["-p", name]);
-    job.run(job.cargo().args(package).arg("--no-verify").args(all))?;
+    job.run(cmd!(job.sh, "nice cargo {package...} --no-verify {all...}"))?;
     // Built from its package. The others would be built against packages of the same version that cargo keeps from earlier times.
-    job.run(job.cargo().args(package).args(["-p", CRATES[0]]))
+    job.run(cmd!(job.sh, "nice cargo {package...} -p adacomp"))
 }
 
 /// Runs the benchmarks and checks that they print what they promise. In the short form numbers mean nothing.
@@ -35,15 +34,14 @@ pub(crate) fn bench(job: &Job, quick: bool) -> Result<()> {
         ("adacomp", "wire", &["codec", "density", "bytes", "floor_bytes", "ratio_to_floor"]),
         ("adacomp-exchange", "traffic", &["strategy", "learners", "bytes_sent", "bytes_received"]),
     ] {
-        let options = ["bench", "--locked", "-p", package, "--bench", bench, "--"];
-        let text = job.output(job.cargo_now().args(options).args(quick.then_some("--quick")))?;
+        let short = quick.then_some("--quick");
+        let text =
+            job.output(cmd!(job.sh, "cargo bench --locked -p {package} --bench {bench} -- {short...}"))?;
         let lines: Vec<_> = text.lines().filter(|line| line.starts_with('{')).collect();
         let complete = |line: &str| keys.iter().all(|key| line.contains(&format!("\"{key}\": ")));
         job.say(&lines.join("\n"))?;
-        ensure!(
-            !lines.is_empty() && lines.iter().all(|line| complete(line)),
-            "bench {bench} does not print all of {keys:?}:\n{text}"
-        );
+        let are_complete = !lines.is_empty() && lines.iter().all(|line| complete(line));
+        ensure!(are_complete, "bench {bench} does not print all of {keys:?}:\n{text}");
     }
     Ok(())
 }
