@@ -1,7 +1,7 @@
 """MNIST on several learners, with one line for AdaComp.
 
-    torchrun --nproc-per-node 2 examples/ddp_mnist.py
-    torchrun --nproc-per-node 2 examples/ddp_mnist.py --mode builtin    # without it
+    torchrun --nproc-per-node 2 python/examples/ddp_mnist.py
+    torchrun --nproc-per-node 2 python/examples/ddp_mnist.py --mode builtin    # without it
 
 With `--save FOLDER` every learner saves its state after each epoch, and goes on from there if it is started again.
 """
