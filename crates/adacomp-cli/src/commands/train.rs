@@ -5,7 +5,7 @@ use crate::args::TrainArguments;
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, value_name};
 use crate::history::Epoch;
-use crate::recipes::Metric;
+use crate::recipes::{Metric, Recipe};
 use crate::session::Session;
 use crate::show;
 use crate::trainer::Ended;
@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
             );
         }
         (Some(from), _) => from.saved.config.clone(),
-        (None, Some(recipe)) => Config::of(recipe)?,
+        (None, Some(recipe)) => Recipe::named(recipe)?.config.clone(),
         (None, None) => bail!("name a recipe, or a run to resume"),
     };
     if let Some(scheme) = arguments.scheme {
