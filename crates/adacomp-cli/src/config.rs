@@ -3,7 +3,7 @@
 use crate::recipes::Recipe;
 use adacomp::{Codec, Kind, Policy, Scale, Treatment};
 use adacomp_exchange::{Options, Strategy};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -197,33 +197,25 @@ where
 impl Config {
     /// Checks that all of it makes sense together.
     pub(crate) fn check(&self, most_learners: usize) -> Result<()> {
+        let Self { learners, minibatch, weight_decay, momentum, length, .. } = self;
         self.recipe()?;
-        if !(1..=most_learners).contains(&self.learners) {
-            bail!("{} learners: choose 1 to {most_learners}", self.learners);
-        }
-        if self.minibatch == 0 || !self.minibatch.is_multiple_of(self.learners) {
-            let below = (self.minibatch / self.learners).max(1) * self.learners;
+        ensure!((1..=most_learners).contains(learners), "{learners} learners: choose 1 to {most_learners}");
+        if *minibatch == 0 || !minibatch.is_multiple_of(*learners) {
+            let below = (minibatch / learners).max(1) * learners;
             bail!(
-                "a minibatch of {} cannot be split evenly over {} learners: choose {below}, or another multiple",
-                self.minibatch,
-                self.learners
+                "a minibatch of {minibatch} cannot be split evenly over {learners} learners: choose {below}, or another multiple"
             );
         }
-        let positive = [("learning rate", self.learning_rate), ("gradient norm", self.clip.unwrap_or(1.0))];
-        for (what, value) in positive {
-            if !(value.is_finite() && value > 0.0) {
-                bail!("a {what} of {value}: choose a number above 0");
-            }
+        for (what, value) in
+            [("learning rate", self.learning_rate), ("gradient norm", self.clip.unwrap_or(1.0))]
+        {
+            ensure!(value.is_finite() && value > 0.0, "a {what} of {value}: choose a number above 0");
         }
-        if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
-            bail!("a weight decay of {}: choose 0 or more", self.weight_decay);
-        }
-        if !(0.0..1.0).contains(&self.momentum) {
-            bail!("a momentum of {}: choose 0 or more, and below 1", self.momentum);
-        }
-        if matches!(self.length, Length::Epochs(0) | Length::Steps(0)) {
-            bail!("nothing to do: train for at least one epoch or step");
-        }
+        let decays = weight_decay.is_finite() && *weight_decay >= 0.0;
+        ensure!(decays, "a weight decay of {weight_decay}: choose 0 or more");
+        ensure!((0.0..1.0).contains(momentum), "a momentum of {momentum}: choose 0 or more, and below 1");
+        let lasts = !matches!(length, Length::Epochs(0) | Length::Steps(0));
+        ensure!(lasts, "nothing to do: train for at least one epoch or step");
         if self.test_samples == Some(0) {
             bail!("nothing to test on: choose at least one test sample, or leave --test-samples out");
         }
@@ -275,9 +267,11 @@ impl Config {
     /// Returns the steps of a run and of an epoch, for this number of training samples.
     pub(crate) fn steps(&self, samples: usize) -> Result<(u64, u64)> {
         let in_epoch = (samples / self.minibatch) as u64;
-        if in_epoch == 0 {
-            bail!("a minibatch of {} is more than the {samples} training samples", self.minibatch);
-        }
+        ensure!(
+            in_epoch > 0,
+            "a minibatch of {} is more than the {samples} training samples",
+            self.minibatch
+        );
         Ok((
             match self.length {
                 Length::Epochs(epochs) => (epochs as u64).saturating_mul(in_epoch),

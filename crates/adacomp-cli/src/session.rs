@@ -60,6 +60,7 @@ pub(crate) struct Session<'a> {
     claim: Option<Claim>,
     /// Dropping them waits for all of them, which after an error on one would be in vain.
     processes: Option<ManuallyDrop<Processes>>,
+    is_reporter: bool,
     stop: Arc<AtomicBool>,
     timeout: Duration,
     pub(crate) threads: usize,
@@ -89,7 +90,7 @@ impl<'a> Session<'a> {
         }
         let recipe = config.recipe()?;
         // One process fetches what is missing, the others find it there.
-        let is_reporter = is_reporter(processes.as_deref());
+        let is_reporter = processes.as_ref().is_none_or(|processes| processes.hosted().start == 0);
         if let (Some(processes), false) = (&mut processes, is_reporter) {
             processes.barrier()?;
         }
@@ -108,6 +109,7 @@ impl<'a> Session<'a> {
             claim: None,
             data,
             processes,
+            is_reporter,
             stop: stop_on_interrupt()?,
             timeout,
             threads,
@@ -116,7 +118,7 @@ impl<'a> Session<'a> {
 
     /// Returns whether this process prints and writes: of several, the first.
     pub(crate) fn is_reporter(&self) -> bool {
-        is_reporter(self.processes.as_deref())
+        self.is_reporter
     }
 
     pub(crate) fn json(&self) -> Option<JsonLines> {
@@ -228,10 +230,6 @@ impl<'a> Session<'a> {
     pub(crate) fn end(self) {
         drop(self.processes.map(ManuallyDrop::into_inner));
     }
-}
-
-fn is_reporter(processes: Option<&Processes>) -> bool {
-    processes.is_none_or(|processes| processes.hosted().start == 0)
 }
 
 /// Returns what the threads agree on, or the error of the one that failed first, rather than of those that miss it.

@@ -103,18 +103,16 @@ fn summary(metric: Metric, last: &Epoch) -> String {
 /// Returns what a run has come to, for programs.
 pub(crate) fn result(metric: Metric, ended: &Ended) -> Result<Value> {
     let last = ended.history.epochs.last().context("the run ended before its first test")?;
-    let mut result = Map::new();
-    match metric {
-        Metric::Error => result.insert("test_error".to_owned(), json!(last.test_error)),
-        Metric::Loss => result.insert("loss".to_owned(), json!(last.test_loss)),
+    let (name, value) = match metric {
+        Metric::Error => ("test_error", last.test_error),
+        Metric::Loss => ("loss", last.test_loss),
     };
     let total = &last.total;
-    let rest = json!({
+    Ok(json!({
+        (name): value,
         "compression_ratio": total.compression_ratio,
         "frame_ratio": total.frame_ratio,
         "bytes_sent": total.bytes_sent,
         "seconds": total.seconds,
-    });
-    result.extend(rest.as_object().cloned().unwrap_or_default());
-    Ok(Value::Object(result))
+    }))
 }

