@@ -20,59 +20,36 @@ pub fn untrained<M: Module>(model: &M) -> Vec<Parameter> {
 }
 
 fn inventory<M: Module>(model: &M, trained: bool) -> Vec<Parameter> {
-    let mut visitor = Inventory { path: Path::default(), trained, found: Vec::new() };
+    let mut visitor = Inventory { path: Vec::new(), containers: Vec::new(), trained, found: Vec::new() };
     model.visit(&mut visitor);
     visitor.found
 }
 
-/// The position of a visitor: names from the root, and the types that they are in.
-#[derive(Default)]
-struct Path {
-    names: Vec<String>,
-    containers: Vec<String>,
-}
-
-impl Path {
-    fn enter(&mut self, name: &str, container: &str) {
-        self.names.push(name.to_owned());
-        self.containers.push(container.to_owned());
-    }
-
-    fn exit(&mut self) {
-        self.names.pop();
-        self.containers.pop();
-    }
-
-    fn name(&self) -> String {
-        self.names.join(".")
-    }
-
-    fn is_in_convolution(&self) -> bool {
-        self.containers.last().is_some_and(|container| container.contains("Conv"))
-    }
-}
-
 struct Inventory {
-    path: Path,
+    /// Names from the root to the visitor's position, and the types that they are in.
+    path: Vec<String>,
+    containers: Vec<String>,
     trained: bool,
     found: Vec<Parameter>,
 }
 
 impl ModuleVisitor for Inventory {
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
+        self.path.push(name.to_owned());
+        self.containers.push(container.to_owned());
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
+        self.path.pop();
+        self.containers.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if param.is_require_grad() != self.trained {
-            return;
+        if param.is_require_grad() == self.trained {
+            let in_convolution = self.containers.last().is_some_and(|container| container.contains("Conv"));
+            let parameter = Parameter::new(self.path.join("."), &param.lazy_shape());
+            self.found.push(parameter.with_kind(Kind::of(D, in_convolution)));
         }
-        let kind = Kind::of(D, self.path.is_in_convolution());
-        self.found.push(Parameter::new(self.path.name(), &param.lazy_shape()).with_kind(kind));
     }
 }
 
@@ -81,16 +58,6 @@ impl ModuleVisitor for Inventory {
 pub struct Values(TensorData);
 
 impl Values {
-    fn read<const D: usize>(name: &str, tensor: Tensor<D>) -> Result<Self, Error> {
-        let data = tensor
-            .try_into_data()
-            .map_err(|error| Error::Read { parameter: name.to_owned(), reason: error.to_string() })?;
-        match data.dtype() {
-            DType::F32 | DType::F16 | DType::BF16 => Ok(Self(data)),
-            dtype => Err(Error::Type { parameter: name.to_owned(), dtype }),
-        }
-    }
-
     /// Returns the values in the form that an exchange takes.
     pub fn as_gradient(&self) -> Gradient<'_> {
         const CHECKED: &str = "the type has been checked";
@@ -104,35 +71,31 @@ impl Values {
 
 /// Reads the gradients of all [`parameters`], in their order. A parameter that the loss did not depend on has zeros.
 pub fn take_gradients<M: Module>(model: &M, gradients: GradientsParams) -> Result<Vec<Values>, Error> {
-    let mut visitor = Take { path: Path::default(), gradients, taken: Ok(Vec::new()) };
+    let mut visitor = Take { gradients, taken: Vec::new() };
     model.visit(&mut visitor);
-    visitor.taken
+    let name = |number: usize| parameters(model).swap_remove(number).name;
+    let check = |(number, taken): (usize, Result<TensorData, String>)| {
+        let data = taken.map_err(|reason| Error::Read { parameter: name(number), reason })?;
+        match data.dtype() {
+            DType::F32 | DType::F16 | DType::BF16 => Ok(Values(data)),
+            dtype => Err(Error::Type { parameter: name(number), dtype }),
+        }
+    };
+    visitor.taken.into_iter().enumerate().map(check).collect()
 }
 
 struct Take {
-    path: Path,
     gradients: GradientsParams,
-    taken: Result<Vec<Values>, Error>,
+    taken: Vec<Result<TensorData, String>>,
 }
 
 impl ModuleVisitor for Take {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
-
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (true, Ok(taken)) = (param.is_require_grad(), self.taken.as_mut()) else { return };
-        let values = match self.gradients.remove::<D>(param.id) {
-            Some(gradient) => Values::read(&self.path.name(), gradient),
-            None => Ok(Values(TensorData::zeros::<f32, _>(param.lazy_shape()))),
-        };
-        match values {
-            Ok(values) => taken.push(values),
-            Err(error) => self.taken = Err(error),
+        if param.is_require_grad() {
+            self.taken.push(match self.gradients.remove::<D>(param.id) {
+                Some(gradient) => gradient.try_into_data().map_err(|error| error.to_string()),
+                None => Ok(TensorData::zeros::<f32, _>(param.lazy_shape())),
+            });
         }
     }
 }
@@ -163,48 +126,37 @@ impl ModuleVisitor for Give {
 
 /// Returns the weights: the values of all [`parameters`], in their order.
 pub fn weights<M: Module>(model: &M) -> Result<Vec<Vec<f32>>, Error> {
-    let mut visitor = Read { path: Path::default(), trained: true, read: Ok(Vec::new()) };
-    model.visit(&mut visitor);
-    visitor.read
+    read(model, true)
 }
 
 /// Returns the values of all [`untrained`] tensors, in their order.
 pub fn statistics<M: Module>(model: &M) -> Result<Vec<Vec<f32>>, Error> {
-    let mut visitor = Read { path: Path::default(), trained: false, read: Ok(Vec::new()) };
     // Updates of running statistics are pending until a module changes its mode; a copy sees them.
-    model.valid().train().visit(&mut visitor);
-    visitor.read
+    read(&unshared(model.clone()), false)
+}
+
+fn read<M: Module>(model: &M, trained: bool) -> Result<Vec<Vec<f32>>, Error> {
+    let mut visitor = Read { trained, read: Vec::new() };
+    model.visit(&mut visitor);
+    let check = |(number, read): (usize, Result<Vec<f32>, String>)| {
+        let parameter = |number: usize| inventory(model, trained).swap_remove(number).name;
+        read.map_err(|reason| Error::Read { parameter: parameter(number), reason })
+    };
+    visitor.read.into_iter().enumerate().map(check).collect()
 }
 
 struct Read {
-    path: Path,
     trained: bool,
-    read: Result<Vec<Vec<f32>>, Error>,
+    read: Vec<Result<Vec<f32>, String>>,
 }
 
 impl ModuleVisitor for Read {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
-
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (true, Ok(read)) = (param.is_require_grad() == self.trained, self.read.as_mut()) else { return };
-        let data = param.val().try_into_data_dtype(DType::F32);
-        match data.map(TensorData::try_into_vec::<f32>) {
-            Ok(Ok(values)) => read.push(values),
-            Ok(Err(error)) => self.read = Err(self.cannot_read(error)),
-            Err(error) => self.read = Err(self.cannot_read(error)),
+        if param.is_require_grad() == self.trained {
+            let data = param.val().try_into_data_dtype(DType::F32).map_err(|error| error.to_string());
+            let values = data.and_then(|data| data.try_into_vec().map_err(|error| error.to_string()));
+            self.read.push(values);
         }
-    }
-}
-
-impl Read {
-    fn cannot_read(&self, reason: impl ToString) -> Error {
-        Error::Read { parameter: self.path.name(), reason: reason.to_string() }
     }
 }
 

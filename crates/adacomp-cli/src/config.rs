@@ -1,12 +1,15 @@
 //! A run's configuration, which is checked once before anything is done.
 
-use crate::recipes::{RECIPES, Recipe};
+use crate::recipes::Recipe;
 use adacomp::{Codec, Kind, Policy, Scale, Treatment};
 use adacomp_exchange::{Options, Strategy};
-use anyhow::{Result, bail};
-use clap::ValueEnum;
+use anyhow::{Context, Result, bail, ensure};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use std::fmt::Display;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Learners that one process may host.
 pub(crate) const MAX_LEARNERS: usize = 1024;
@@ -71,53 +74,90 @@ pub(crate) enum Length {
     Steps(u64),
 }
 
-/// All that a run's results depend on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// All that a run's results depend on, as options of the command line and in checkpoints.
+///
+/// What is not given on the command line is the recipe's, or with --resume the checkpoint's.
+#[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Config {
+    #[arg(skip)]
     pub(crate) recipe: String,
-    /// A folder with the data; otherwise it is fetched.
+    /// A folder with the data; without it, the data is fetched
+    #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Pictures of 224x224 from a folder of class folders.
+    /// Whether pictures of 224x224 come from a folder of class folders.
+    #[arg(skip)]
     pub(crate) image_folder: bool,
+    #[arg(skip = Scheme::Adacomp)]
     pub(crate) scheme: Scheme,
+    /// How learners average what they send: gather sends every frame to all, as the paper does; reduce sends sums of signs;
+    /// sharded compresses averages again, so that traffic does not grow with learners [default: gather]
+    #[arg(long, value_parser = choice(Strategy::ALL.into_iter().filter(|strategy| *strategy != Strategy::Dense)))]
     #[serde(with = "text")]
     pub(crate) strategy: Strategy,
+    /// The code of selected elements: rice is close to the entropy, paper is the paper's 8 and 16 bits [default: rice]
+    #[arg(long, value_parser = choice([Codec::Rice, Codec::Paper]))]
     #[serde(with = "text")]
     pub(crate) codec: Codec,
+    /// Elements in a bin of a convolution kernel [default: 50]
+    #[arg(long, value_name = "T")]
     pub(crate) conv_bin: u32,
+    /// Elements in a bin of any other matrix [default: 500]
+    #[arg(long, value_name = "T")]
     pub(crate) matrix_bin: u32,
+    /// The factor of AdaComp's soft threshold [default: 2]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) soft_threshold: f64,
-    /// Older checkpoints have none.
-    #[serde(default, with = "text")]
+    /// The value that AdaComp sends selected elements as: the mean of the bins' maxima, as the paper does, or that mean with
+    /// each maximum clamped to ten medians [default: mean]
+    #[arg(long, value_parser = choice([Scale::Mean, Scale::Clamped]))]
+    #[serde(with = "text")]
     pub(crate) scale: Scale,
-    /// Percent of the elements that `top-k` sends.
+    /// The share of elements that top-k sends, in percent [default: 0.1]
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) top_percent: f64,
+    /// Learners that share each minibatch; 1 to 1,024 on threads
+    #[arg(long, value_name = "N")]
     pub(crate) learners: usize,
+    /// Samples in a step, over all learners
+    #[arg(long, value_name = "N")]
     pub(crate) minibatch: usize,
+    #[arg(skip = Length::Epochs(10))]
     pub(crate) length: Length,
+    /// The optimiser
+    #[arg(long)]
     pub(crate) optimizer: OptimizerKind,
+    /// The momentum of sgd [default: 0.9]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) momentum: f64,
+    /// The learning rate at the start
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub(crate) learning_rate: f64,
+    /// How the learning rate changes during the run
+    #[arg(long)]
     pub(crate) schedule: Schedule,
+    /// The weight decay, which is added to the gradient
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) weight_decay: f64,
-    /// The largest norm of the averaged gradient of all weights.
+    /// The largest norm of the averaged gradient of all weights
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip: Option<f64>,
-    /// First steps that send all gradients.
+    /// The number of first steps that send all gradients [default: 0]
+    #[arg(long, value_name = "STEPS")]
     pub(crate) warm_up: u64,
+    /// The seed of all random numbers [default: 1]
+    #[arg(long)]
     pub(crate) seed: u64,
-    /// Test on this number of samples only.
+    /// Test on the first N samples only
+    #[arg(long, value_name = "N")]
     pub(crate) test_samples: Option<usize>,
 }
 
-impl Config {
-    /// Returns a recipe's defaults.
-    pub(crate) fn of(name: &str) -> Result<Self> {
-        let Some(recipe) = Recipe::named(name) else {
-            let names: Vec<_> = RECIPES.iter().map(|recipe| recipe.name).collect();
-            bail!("there is no recipe `{name}`: choose one of {}", names.join(", "));
-        };
-        Ok(Self {
-            recipe: recipe.name.to_owned(),
+/// The defaults of all recipes.
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            recipe: String::new(),
             data: None,
             image_folder: false,
             scheme: Scheme::Adacomp,
@@ -128,50 +168,54 @@ impl Config {
             soft_threshold: 2.0,
             scale: Scale::Mean,
             top_percent: 0.1,
-            learners: recipe.learners,
-            minibatch: recipe.minibatch,
-            length: Length::Epochs(recipe.epochs),
-            optimizer: recipe.optimizer,
+            learners: 4,
+            minibatch: 128,
+            length: Length::Epochs(10),
+            optimizer: OptimizerKind::Sgd,
             momentum: 0.9,
-            learning_rate: recipe.learning_rate,
-            schedule: recipe.schedule,
-            weight_decay: recipe.weight_decay,
-            clip: recipe.clip,
+            learning_rate: 0.01,
+            schedule: Schedule::Cosine,
+            weight_decay: 0.0,
+            clip: None,
             warm_up: 0,
             seed: 1,
             test_samples: None,
-        })
+        }
     }
+}
 
+/// Returns a parser for these choices of a library, by the names that the library gives them.
+fn choice<T>(choices: impl IntoIterator<Item = T>) -> impl TypedValueParser<Value = T>
+where
+    T: Display + FromStr<Err: Into<Box<dyn std::error::Error + Send + Sync>>> + Clone + Send + Sync + 'static,
+    <T as FromStr>::Err: std::error::Error + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(choices.into_iter().map(|choice| choice.to_string()))
+        .try_map(|name| name.parse::<T>())
+}
+
+impl Config {
     /// Checks that all of it makes sense together.
     pub(crate) fn check(&self, most_learners: usize) -> Result<()> {
+        let Self { learners, minibatch, weight_decay, momentum, length, .. } = self;
         self.recipe()?;
-        if !(1..=most_learners).contains(&self.learners) {
-            bail!("{} learners: choose 1 to {most_learners}", self.learners);
-        }
-        if self.minibatch == 0 || !self.minibatch.is_multiple_of(self.learners) {
-            let below = (self.minibatch / self.learners).max(1) * self.learners;
+        ensure!((1..=most_learners).contains(learners), "{learners} learners: choose 1 to {most_learners}");
+        if *minibatch == 0 || !minibatch.is_multiple_of(*learners) {
+            let below = (minibatch / learners).max(1) * learners;
             bail!(
-                "a minibatch of {} cannot be split evenly over {} learners: choose {below}, or another multiple",
-                self.minibatch,
-                self.learners
+                "a minibatch of {minibatch} cannot be split evenly over {learners} learners: choose {below}, or another multiple"
             );
         }
-        let positive = [("learning rate", self.learning_rate), ("gradient norm", self.clip.unwrap_or(1.0))];
-        for (what, value) in positive {
-            if !(value.is_finite() && value > 0.0) {
-                bail!("a {what} of {value}: choose a number above 0");
-            }
+        for (what, value) in
+            [("learning rate", self.learning_rate), ("gradient norm", self.clip.unwrap_or(1.0))]
+        {
+            ensure!(value.is_finite() && value > 0.0, "a {what} of {value}: choose a number above 0");
         }
-        if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
-            bail!("a weight decay of {}: choose 0 or more", self.weight_decay);
-        }
-        if !(0.0..1.0).contains(&self.momentum) {
-            bail!("a momentum of {}: choose 0 or more, and below 1", self.momentum);
-        }
-        if matches!(self.length, Length::Epochs(0) | Length::Steps(0)) {
-            bail!("nothing to do: train for at least one epoch or step");
-        }
+        let decays = weight_decay.is_finite() && *weight_decay >= 0.0;
+        ensure!(decays, "a weight decay of {weight_decay}: choose 0 or more");
+        ensure!((0.0..1.0).contains(momentum), "a momentum of {momentum}: choose 0 or more, and below 1");
+        let lasts = !matches!(length, Length::Epochs(0) | Length::Steps(0));
+        ensure!(lasts, "nothing to do: train for at least one epoch or step");
         if self.test_samples == Some(0) {
             bail!("nothing to test on: choose at least one test sample, or leave --test-samples out");
         }
@@ -188,11 +232,12 @@ impl Config {
 
     /// Returns the recipe, in the form that is asked for.
     pub(crate) fn recipe(&self) -> Result<Recipe> {
-        let Some(recipe) = Recipe::named(&self.recipe) else { bail!("there is no recipe `{}`", self.recipe) };
-        match (self.image_folder, recipe.for_image_folder()) {
-            (false, _) => Ok(recipe),
-            (true, Some(recipe)) => Ok(recipe),
-            (true, None) => bail!("{} has no form for a folder of pictures", self.recipe),
+        let recipe = Recipe::named(&self.recipe)?;
+        match self.image_folder {
+            false => Ok(recipe.clone()),
+            true => recipe
+                .for_image_folder()
+                .with_context(|| format!("{} has no form for a folder of pictures", self.recipe)),
         }
     }
 
@@ -222,9 +267,11 @@ impl Config {
     /// Returns the steps of a run and of an epoch, for this number of training samples.
     pub(crate) fn steps(&self, samples: usize) -> Result<(u64, u64)> {
         let in_epoch = (samples / self.minibatch) as u64;
-        if in_epoch == 0 {
-            bail!("a minibatch of {} is more than the {samples} training samples", self.minibatch);
-        }
+        ensure!(
+            in_epoch > 0,
+            "a minibatch of {} is more than the {samples} training samples",
+            self.minibatch
+        );
         Ok((
             match self.length {
                 Length::Epochs(epochs) => (epochs as u64).saturating_mul(in_epoch),

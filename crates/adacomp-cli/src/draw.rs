@@ -13,44 +13,36 @@ pub(crate) struct Draw {
 }
 
 /// What a generator is for: draws for one purpose must not repeat those for another.
-#[derive(Debug, Clone, Copy)]
-enum Purpose {
-    Order,
-    Offset,
-    Augmentation,
-    Dropout(usize),
-}
+const ORDER: u64 = 0;
+const OFFSET: u64 = 1;
+const AUGMENTATION: u64 = 2;
+/// Of the first dropout layer; those of the others follow.
+const DROPOUT: u64 = 3;
 
 impl Draw {
     /// Returns all samples, shuffled: the order in which this epoch takes them.
     pub(crate) fn order(&self, samples: usize) -> Vec<u32> {
         let mut order: Vec<u32> = (0..samples as u32).collect();
-        self.generator(Purpose::Order, 0).shuffle(&mut order);
+        self.generator(ORDER, 0).shuffle(&mut order);
         order
     }
 
     /// Returns where this epoch starts to cut a text into samples.
     pub(crate) fn offset(&self, below: usize) -> usize {
-        self.generator(Purpose::Offset, 0).usize(..below)
+        self.generator(OFFSET, 0).usize(..below)
     }
 
     /// Returns a generator for changing a sample.
     pub(crate) fn augmentation(&self, sample: usize) -> Rng {
-        self.generator(Purpose::Augmentation, sample)
+        self.generator(AUGMENTATION, sample)
     }
 
     /// Returns a generator for dropping activations of a sample in the dropout layer of this number.
     pub(crate) fn dropout(&self, layer: usize, sample: usize) -> Rng {
-        self.generator(Purpose::Dropout(layer), sample)
+        self.generator(DROPOUT + layer as u64, sample)
     }
 
-    fn generator(&self, purpose: Purpose, sample: usize) -> Rng {
-        let purpose = match purpose {
-            Purpose::Order => 0,
-            Purpose::Offset => 1,
-            Purpose::Augmentation => 2,
-            Purpose::Dropout(layer) => 3 + layer as u64,
-        };
+    fn generator(&self, purpose: u64, sample: usize) -> Rng {
         let parts = [self.seed, self.epoch as u64, purpose, sample as u64];
         Rng::with_seed(parts.into_iter().fold(0, |state, part| mix(state ^ part)))
     }

@@ -18,7 +18,7 @@ impl<T: Transport> Trainer<'_, T> {
         let (test_loss, test_error) = self.evaluate()?;
         self.state.seconds.test += start.elapsed().as_secs_f64();
         let hosted = self.exchange.transport().hosted();
-        let sums = Sums::average(&self.state.epoch, self.exchange.transport())?;
+        let sums = Sums::mean(&Sums::gather(&self.state.epoch, self.exchange.transport())?);
         let mut layers = sums.layer_epochs(&self.layout);
         if let (0, Some(compressor)) = (hosted.start, self.exchange.compressor(0)) {
             for (number, layer) in layers.iter_mut().enumerate() {

@@ -259,12 +259,11 @@ impl Sums {
         }
     }
 
-    /// Exchanges the sums of all learners and returns their mean.
-    pub(crate) fn average<T: Transport>(own: &[Self], transport: &mut T) -> Result<Self> {
+    /// Returns the sums of all learners; `own` are those of the learners that are hosted here.
+    pub(crate) fn gather<T: Transport>(own: &[Self], transport: &mut T) -> Result<Vec<Self>> {
         let messages = own.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>()?;
         let all = transport.all_gather(messages)?;
-        let all = all.iter().map(|sums| serde_json::from_slice(sums)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self::mean(&all))
+        Ok(all.iter().map(|sums| serde_json::from_slice(sums)).collect::<Result<_, _>>()?)
     }
 
     pub(crate) fn mean(all: &[Self]) -> Self {

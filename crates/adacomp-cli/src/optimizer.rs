@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn config(optimizer: OptimizerKind) -> Config {
-        Config { optimizer, ..Config::of("digits").unwrap() }
+        Config { optimizer, ..Config::default() }
     }
 
     /// The numbers are PyTorch's for the same weights and gradients.

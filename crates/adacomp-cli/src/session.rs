@@ -22,15 +22,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Seconds to wait for other learners, unless told otherwise: some steps and tests take minutes.
-const TIMEOUT: u64 = 600;
-
 /// What carries messages between learners.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TransportKind {
     /// Learners are threads of this process
-    #[default]
-    #[value(alias = "local")]
     Threads,
     /// Learners are processes that mpirun started
     Mpi,
@@ -65,6 +60,7 @@ pub(crate) struct Session<'a> {
     claim: Option<Claim>,
     /// Dropping them waits for all of them, which after an error on one would be in vain.
     processes: Option<ManuallyDrop<Processes>>,
+    is_reporter: bool,
     stop: Arc<AtomicBool>,
     timeout: Duration,
     pub(crate) threads: usize,
@@ -73,22 +69,20 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Checks what was asked for, before anything is written, and loads the data.
     pub(crate) fn new(
-        config: Config,
+        mut config: Config,
         schemes: Vec<Scheme>,
         arguments: &'a TrainingArguments,
     ) -> Result<Self> {
-        let timeout = Duration::from_secs(arguments.timeout.unwrap_or(TIMEOUT));
+        let timeout = Duration::from_secs(arguments.timeout);
         let mut processes = match arguments.transport {
             TransportKind::Threads => None,
             TransportKind::Mpi => Some(ManuallyDrop::new(start_mpi(timeout)?)),
         };
-        let mut config = arguments.apply(config);
-        if let Some(processes) = &processes {
-            let learners = processes.learners();
-            if arguments.learners.is_some_and(|given| given != learners) {
-                bail!("mpirun started {learners} processes: leave --learners out, or start as many");
-            }
-            config.learners = learners;
+        let learners = processes.as_ref().map_or(config.learners, |processes| processes.learners());
+        config.learners = learners;
+        arguments.apply(&mut config)?;
+        if processes.is_some() && config.learners != learners {
+            bail!("mpirun started {learners} processes: leave --learners out, or start as many");
         }
         let most = if processes.is_some() { usize::MAX } else { MAX_LEARNERS };
         for &scheme in &schemes {
@@ -96,11 +90,11 @@ impl<'a> Session<'a> {
         }
         let recipe = config.recipe()?;
         // One process fetches what is missing, the others find it there.
-        let is_reporter = is_reporter(processes.as_deref());
+        let is_reporter = processes.as_ref().is_none_or(|processes| processes.hosted().start == 0);
         if let (Some(processes), false) = (&mut processes, is_reporter) {
             processes.barrier()?;
         }
-        let data = data::load(&recipe.wanted(), config.data.as_deref())?;
+        let data = data::load(&recipe, config.data.as_deref())?;
         config.steps(data.train.len())?;
         if let (Some(processes), true) = (&mut processes, is_reporter) {
             processes.barrier()?;
@@ -115,6 +109,7 @@ impl<'a> Session<'a> {
             claim: None,
             data,
             processes,
+            is_reporter,
             stop: stop_on_interrupt()?,
             timeout,
             threads,
@@ -123,7 +118,7 @@ impl<'a> Session<'a> {
 
     /// Returns whether this process prints and writes: of several, the first.
     pub(crate) fn is_reporter(&self) -> bool {
-        is_reporter(self.processes.as_deref())
+        self.is_reporter
     }
 
     pub(crate) fn json(&self) -> Option<JsonLines> {
@@ -192,8 +187,7 @@ impl<'a> Session<'a> {
             config,
         };
         let mut progress = Progress::new(&run.config, self.recipe.metric, self.json(), steps);
-        let architecture = run.config.recipe()?.architecture;
-        let model = Network::new(architecture, self.data.classes, run.config.seed, &run.device)?;
+        let model = Network::new(&self.recipe.architecture, self.data.classes, run.config.seed, &run.device)?;
         match self.processes.as_deref_mut() {
             None => self.train_on_threads(&run, &model, from, progress),
             Some(processes) => Trainer::new(&run, &self.data, model, processes, from)?
@@ -238,32 +232,17 @@ impl<'a> Session<'a> {
     }
 }
 
-fn is_reporter(processes: Option<&Processes>) -> bool {
-    processes.is_none_or(|processes| processes.hosted().start == 0)
-}
-
 /// Returns what the threads agree on, or the error of the one that failed first, rather than of those that miss it.
 fn first_cause(results: Vec<Result<Ended>>) -> Result<Ended> {
     let misses_another = |error: &anyhow::Error| {
-        let transport = error.downcast_ref::<TransportError>();
-        let exchange = error.downcast_ref::<ExchangeError>();
-        transport.is_some() || matches!(exchange, Some(ExchangeError::Transport { .. }))
+        error.is::<TransportError>() || matches!(error.downcast_ref(), Some(ExchangeError::Transport { .. }))
     };
-    let (mut consequence, mut ended) = (None, None);
-    for result in results {
-        match result {
-            Ok(result) => {
-                ended.get_or_insert(result);
-            }
-            Err(error) if misses_another(&error) => consequence = Some(error),
-            Err(error) => return Err(error),
-        }
-    }
-    match (consequence, ended) {
-        (Some(error), _) => Err(error),
-        (None, Some(ended)) => Ok(ended),
-        (None, None) => Err(anyhow!("nobody trained")),
-    }
+    let order = |result: &Result<Ended>| match result {
+        Err(error) if !misses_another(error) => 0,
+        Err(_) => 1,
+        Ok(_) => 2,
+    };
+    results.into_iter().min_by_key(order).context("nobody trained")?
 }
 
 /// Returns a flat list of a configuration's values, named as on the command line.

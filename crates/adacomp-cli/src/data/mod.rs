@@ -7,13 +7,17 @@ mod speech;
 mod text;
 
 use crate::draw::Draw;
+use crate::models::Architecture;
+use crate::recipes::Recipe;
 use anyhow::Result;
+use serde::Deserialize;
 use std::path::Path;
 
-pub(crate) use fetch::{cache_folder, get, is_complete};
+pub(crate) use fetch::{SOURCES, cache_folder};
 
-/// A data set that a recipe can be trained on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A data set that a recipe can be trained on, in the order of `sources.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum DataSet {
     Digits,
     Mnist,
@@ -70,27 +74,19 @@ impl Batch {
     }
 }
 
-/// A data set in the form that a recipe needs.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
-    pub(crate) data: DataSet,
-    /// Whether training pictures are cut and mirrored at random.
-    pub(crate) augment: bool,
-    /// Characters in a sample of text.
-    pub(crate) sequence: usize,
-    /// Width and height of pictures from a folder.
-    pub(crate) side: usize,
-}
+/// Characters in a sample of text, unless the model decides.
+const SEQUENCE: usize = 50;
 
-/// Loads a data set from this folder, or from the cache, where it is fetched to if it is not there yet.
-pub(crate) fn load(wanted: &Wanted, folder: Option<&Path>) -> Result<Data> {
-    let folder = || folder.map_or_else(|| get(wanted.data), |folder| Ok(folder.to_owned()));
-    match wanted.data {
-        DataSet::Digits => Ok(images::load_digits()),
-        DataSet::Mnist | DataSet::FashionMnist => images::load_mnist(&folder()?),
-        DataSet::Cifar10 => images::load_cifar(&folder()?, wanted.augment),
-        DataSet::Shakespeare => text::load(&folder()?, wanted.sequence),
-        DataSet::Speech => speech::load(&folder()?),
-        DataSet::ImageFolder => folder::load(&folder()?, wanted.side, wanted.augment),
+/// Loads a recipe's data from this folder, or from the cache, where it is fetched to if it is not there yet.
+pub(crate) fn load(recipe: &Recipe, folder: Option<&Path>) -> Result<Data> {
+    let folder = || folder.map_or_else(|| recipe.data.source().get(), |folder| Ok(folder.to_owned()));
+    match (recipe.data, &recipe.architecture) {
+        (DataSet::Digits, _) => Ok(images::load_digits()),
+        (DataSet::Mnist | DataSet::FashionMnist, _) => images::load_mnist(&folder()?),
+        (DataSet::Cifar10, _) => images::load_cifar(&folder()?, recipe.augment),
+        (DataSet::Shakespeare, Architecture::Transformer { context, .. }) => text::load(&folder()?, *context),
+        (DataSet::Shakespeare, _) => text::load(&folder()?, SEQUENCE),
+        (DataSet::Speech, _) => speech::load(&folder()?),
+        (DataSet::ImageFolder, _) => folder::load(&folder()?, recipe.augment),
     }
 }

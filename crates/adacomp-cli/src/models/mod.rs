@@ -11,17 +11,19 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use cnn::{AlexNet, Cnn, Mlp};
 use language::{LstmLanguage, Transformer};
 use resnet::ResNet;
+use serde::Deserialize;
 use std::sync::Mutex;
 
 pub(crate) use cnn::Training;
 
 /// A model's shape, all but what the data decides.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Architecture {
     /// Fully-connected layers.
-    Mlp { inputs: usize, hidden: &'static [usize] },
+    Mlp { inputs: usize, hidden: Vec<usize> },
     /// Convolutions of 5x5, each with pooling, and fully-connected layers.
-    Cnn { side: usize, channels: &'static [usize], padded: bool, hidden: &'static [usize] },
+    Cnn { side: usize, channels: Vec<usize>, padded: bool, hidden: Vec<usize> },
     /// AlexNet for pictures of this side.
     AlexNet { side: usize },
     /// A residual network for pictures of this side.
@@ -50,16 +52,16 @@ static MAKING: Mutex<()> = Mutex::new(());
 impl Network {
     /// Makes a model whose weights depend on the seed only.
     pub(crate) fn new(
-        architecture: Architecture,
+        architecture: &Architecture,
         classes: usize,
         seed: u64,
         device: &Device,
     ) -> Result<Self> {
         let _making = MAKING.lock();
         device.seed(seed);
-        let network = match architecture {
-            Architecture::Mlp { inputs, hidden } => Self::Mlp(Mlp::new(inputs, hidden, classes, device)),
-            Architecture::Cnn { side, channels, padded, hidden } => {
+        let network = match *architecture {
+            Architecture::Mlp { inputs, ref hidden } => Self::Mlp(Mlp::new(inputs, hidden, classes, device)),
+            Architecture::Cnn { side, ref channels, padded, ref hidden } => {
                 let inputs = if padded { 3 } else { 1 };
                 Self::Cnn(Cnn::new([inputs, side], channels, padded, hidden, classes, device))
             }
@@ -144,7 +146,7 @@ mod tests {
 
     fn check(recipe: &Recipe) {
         let device = Device::flex().autodiff();
-        let model = Network::new(recipe.architecture, CLASSES, 1, &device).unwrap();
+        let model = Network::new(&recipe.architecture, CLASSES, 1, &device).unwrap();
         let batch = batch(recipe);
         let training = Training { draw: Draw { seed: 1, epoch: 0 }, samples: &batch.samples };
         let scores = model.forward(&batch, &device, Some(training));
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn so_has_every_form_for_large_pictures() {
-        RECIPES.into_iter().filter_map(Recipe::for_image_folder).for_each(|recipe| check(&recipe));
+        RECIPES.iter().filter_map(Recipe::for_image_folder).for_each(|recipe| check(&recipe));
     }
 
     /// The sizes that the literature gives, for 10 and 1,000 classes.
@@ -171,8 +173,8 @@ mod tests {
     fn models_have_as_many_weights_as_they_should() {
         let weights = |name: &str, large: bool, classes| {
             let recipe = Recipe::named(name).unwrap();
-            let recipe = if large { recipe.for_image_folder().unwrap() } else { recipe };
-            let model = Network::new(recipe.architecture, classes, 1, &Device::flex().autodiff()).unwrap();
+            let recipe = if large { recipe.for_image_folder().unwrap() } else { recipe.clone() };
+            let model = Network::new(&recipe.architecture, classes, 1, &Device::flex().autodiff()).unwrap();
             let parameters = parameters(&model);
             let convolutions = parameters.iter().filter(|parameter| parameter.kind == Kind::Conv).count();
             (parameters.iter().map(|parameter| parameter.elements()).sum::<usize>(), convolutions)
@@ -190,7 +192,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let recipe = Recipe::named("digits").unwrap();
         let weights = |seed| {
-            let model = Network::new(recipe.architecture, CLASSES, seed, &device).unwrap();
+            let model = Network::new(&recipe.architecture, CLASSES, seed, &device).unwrap();
             adacomp_burn::weights(&model).unwrap()
         };
         assert_eq!(weights(1), weights(1));

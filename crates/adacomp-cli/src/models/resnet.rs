@@ -92,23 +92,20 @@ struct Block {
 
 impl Block {
     fn new(inputs: usize, width: usize, stride: usize, bottleneck: bool, device: &Device) -> Self {
-        let (path, outputs) = if bottleneck {
-            let outputs = EXPANSION * width;
-            let path = vec![
-                Normed::new([inputs, width], 1, 1, device),
-                Normed::new([width, width], 3, stride, device),
-                Normed::new([width, outputs], 1, 1, device),
-            ];
-            (path, outputs)
-        } else {
-            let path = vec![
-                Normed::new([inputs, width], 3, stride, device),
-                Normed::new([width, width], 3, 1, device),
-            ];
-            (path, width)
+        let outputs = if bottleneck { EXPANSION * width } else { width };
+        let normed = |channels, kernel, stride| Normed::new(channels, kernel, stride, device);
+        let path = match bottleneck {
+            true => {
+                vec![
+                    normed([inputs, width], 1, 1),
+                    normed([width, width], 3, stride),
+                    normed([width, outputs], 1, 1),
+                ]
+            }
+            false => vec![normed([inputs, width], 3, stride), normed([width, width], 3, 1)],
         };
         let reshapes = stride != 1 || inputs != outputs;
-        Self { path, shortcut: reshapes.then(|| Normed::new([inputs, outputs], 1, stride, device)) }
+        Self { path, shortcut: reshapes.then(|| normed([inputs, outputs], 1, stride)) }
     }
 
     fn forward(&self, input: Tensor<4>) -> Tensor<4> {

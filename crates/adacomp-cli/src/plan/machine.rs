@@ -98,62 +98,52 @@ impl Machine {
     }
 
     fn measure() -> Result<Self> {
-        let large = Compression::measure(500)?;
-        let small = Compression::measure(50)?;
+        let [large_bins, _, write] = compression(500)?;
+        let [small_bins, code, _] = compression(50)?;
         let (from, mut to) = (vec![1.0f32; ELEMENTS], vec![0.0f32; ELEMENTS]);
         let copy = time(|| to.copy_from_slice(black_box(&from)));
         let (byte, transport) = sending()?;
         Ok(Self {
             copy: copy / ELEMENTS as f64,
-            large_bins: large.compress / ELEMENTS as f64,
-            small_bins: small.compress / ELEMENTS as f64,
-            write: large.write / ELEMENTS as f64,
-            code: small.code,
+            large_bins: large_bins / ELEMENTS as f64,
+            small_bins: small_bins / ELEMENTS as f64,
+            write: write / ELEMENTS as f64,
+            code,
             byte,
             transport,
         })
     }
 }
 
-/// Seconds of a step's parts.
-struct Compression {
-    compress: f64,
-    write: f64,
-    /// Of one selected element.
-    code: f64,
-}
-
-impl Compression {
-    fn measure(bin: u32) -> Result<Self> {
-        let parameter = Parameter::new("w", &[ELEMENTS]);
-        let policy = Policy::adacomp().for_name("w", adacomp::Treatment::Bins(bin));
-        let layout: std::sync::Arc<Layout> = policy.layout([parameter])?.into();
-        let (mut compressor, mut averager) = (Compressor::new(layout.clone()), Averager::new(layout));
-        let mut random = fastrand::Rng::with_seed(u64::from(bin));
-        // Tails as heavy as gradients have them. A gradient that is the same in each step would be selected from too often, so
-        // each step begins elsewhere in it.
-        let gradient = (0..ELEMENTS + TIMES * 1000).map(|_| (random.f32() - 0.5).powi(5));
-        let gradient: Vec<f32> = gradient.collect();
-        let (mut frame, mut output) = (Vec::new(), vec![0.0f32; ELEMENTS]);
-        let mut parts: [Vec<f64>; 3] = Default::default();
-        for step in 0..TIMES {
-            let gradient = &gradient[1000 * step..][..ELEMENTS];
-            let start = Instant::now();
-            compressor.compress_layer(0, gradient.into(), Sending::Compressed)?;
-            parts[0].push(start.elapsed().as_secs_f64());
-            let selected = compressor.layer_statistics(0).selected.max(1);
-            let start = Instant::now();
-            compressor.encode(Codec::Rice, 0, step as u64, &mut frame)?;
-            let _ = averager.check(step as u64, std::slice::from_ref(&frame))?;
-            parts[1].push(start.elapsed().as_secs_f64() / (2 * selected) as f64);
-            let start = Instant::now();
-            averager.write(&mut [output.as_mut_slice()])?;
-            parts[2].push(start.elapsed().as_secs_f64());
-            compressor.commit()?;
-        }
-        let [compress, code, write] = parts.map(median);
-        Ok(Self { compress, write, code })
+/// Returns the seconds to compress, to encode or decode one selected element, and to write the average.
+fn compression(bin: u32) -> Result<[f64; 3]> {
+    let parameter = Parameter::new("w", &[ELEMENTS]);
+    let policy = Policy::adacomp().for_name("w", adacomp::Treatment::Bins(bin));
+    let layout: std::sync::Arc<Layout> = policy.layout([parameter])?.into();
+    let (mut compressor, mut averager) = (Compressor::new(layout.clone()), Averager::new(layout));
+    let mut random = fastrand::Rng::with_seed(u64::from(bin));
+    // Tails as heavy as gradients have them. A gradient that is the same in each step would be selected from too often, so
+    // each step begins elsewhere in it.
+    let gradient = (0..ELEMENTS + TIMES * 1000).map(|_| (random.f32() - 0.5).powi(5));
+    let gradient: Vec<f32> = gradient.collect();
+    let (mut frame, mut output) = (Vec::new(), vec![0.0f32; ELEMENTS]);
+    let mut parts: [Vec<f64>; 3] = Default::default();
+    for step in 0..TIMES {
+        let gradient = &gradient[1000 * step..][..ELEMENTS];
+        let start = Instant::now();
+        compressor.compress_layer(0, gradient.into(), Sending::Compressed)?;
+        parts[0].push(start.elapsed().as_secs_f64());
+        let selected = compressor.layer_statistics(0).selected.max(1);
+        let start = Instant::now();
+        compressor.encode(Codec::Rice, 0, step as u64, &mut frame)?;
+        let _ = averager.check(step as u64, std::slice::from_ref(&frame))?;
+        parts[1].push(start.elapsed().as_secs_f64() / (2 * selected) as f64);
+        let start = Instant::now();
+        averager.write(&mut [output.as_mut_slice()])?;
+        parts[2].push(start.elapsed().as_secs_f64());
+        compressor.commit()?;
     }
+    Ok(parts.map(median))
 }
 
 /// Returns the seconds for a byte that goes through the loopback interface, and for an answer to come back, at each end.
@@ -165,12 +155,8 @@ fn sending() -> Result<(f64, f64)> {
     far.set_nodelay(true)?;
     let echo = std::thread::spawn(move || -> std::io::Result<()> {
         let mut buffer = vec![0; 1 << 20];
-        let mut left = BYTES;
-        while left > 0 {
-            match far.read(&mut buffer)? {
-                0 => break,
-                count => left -= count,
-            }
+        for _ in 0..BYTES / buffer.len() {
+            far.read_exact(&mut buffer)?;
         }
         far.write_all(&[0])?;
         for _ in 0..TIMES {

@@ -8,12 +8,11 @@ use crate::End;
 use crate::args::PlanArguments;
 use crate::show::{self, row, table};
 use adacomp_exchange::Strategy;
-use anyhow::{Result, bail};
-use cost::{BreakEven, Checked, Prediction, Setting, check, predict};
+use anyhow::{Result, bail, ensure};
+use cost::{BreakEven, Prediction, Setting, predict};
 use machine::Machine;
 use model::{Model, Ratios};
 use serde_json::json;
-use std::path::Path;
 
 /// Learners that a plan can be made for.
 const MAX_LEARNERS: usize = 10_000;
@@ -29,9 +28,6 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<End> {
     } else {
         Machine::measured()?
     };
-    if let Some(path) = &arguments.check {
-        return show_check(path, machine, arguments.json);
-    }
     let Some(model) = &arguments.model else {
         return show_machine(machine, arguments.json);
     };
@@ -59,31 +55,28 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<End> {
 
 fn ratios(arguments: &PlanArguments) -> Result<Ratios> {
     for ratio in [arguments.conv_ratio, arguments.matrix_ratio] {
-        if !(ratio.is_finite() && ratio >= 1.0) {
-            bail!("a ratio of {ratio}: choose a number from 1 on");
-        }
+        ensure!(ratio.is_finite() && ratio >= 1.0, "a ratio of {ratio}: choose a number from 1 on");
     }
     Ok(Ratios { conv: arguments.conv_ratio, matrix: arguments.matrix_ratio })
 }
 
 fn setting(arguments: &PlanArguments) -> Result<Setting> {
     let learners = arguments.learners;
-    if !(1..=MAX_LEARNERS).contains(&learners) {
-        bail!("{learners} learners: choose 1 to {MAX_LEARNERS}");
-    }
+    ensure!((1..=MAX_LEARNERS).contains(&learners), "{learners} learners: choose 1 to {MAX_LEARNERS}");
     let setting = Setting {
         learners,
         bandwidth: parse_bandwidth(&arguments.bandwidth)?,
         latency: parse_seconds(&arguments.latency)?,
         compute: parse_seconds(&arguments.compute)?,
-        crowding: 1.0,
+        crowding: arguments.learners_per_core,
     };
-    if setting.bandwidth == 0.0 {
-        bail!("a link speed of {}: choose more than 0", arguments.bandwidth);
-    }
-    if setting.compute == 0.0 {
-        bail!("a step of {}: choose more than 0", arguments.compute);
-    }
+    ensure!(setting.bandwidth > 0.0, "a link speed of {}: choose more than 0", arguments.bandwidth);
+    ensure!(
+        setting.crowding.is_finite() && setting.crowding >= 1.0,
+        "{} learners for each core: choose a number from 1 on",
+        setting.crowding
+    );
+    ensure!(setting.compute > 0.0, "a step of {}: choose more than 0", arguments.compute);
     Ok(setting)
 }
 
@@ -187,43 +180,6 @@ fn show_machine(machine: Option<Machine>, as_json: bool) -> Result<End> {
         ])
     );
     say!("kept in {}", Machine::file()?.display());
-    Ok(End::Done)
-}
-
-/// Prints predictions beside measurements.
-fn show_check(path: &Path, machine: Option<Machine>, as_json: bool) -> Result<End> {
-    let checked = check(path, &machine.unwrap_or_default())?;
-    if as_json {
-        for checked in &checked {
-            say!("{}", serde_json::to_string(checked)?);
-        }
-        return Ok(End::Done);
-    }
-    let mut rows = vec![row(["", "measured", "predicted", "error", "of dense", "predicted"])];
-    for checked in &checked {
-        let Checked { workload, learners, link, strategy, measured, predicted, .. } = checked;
-        let wrong = if checked.wrong_side { " wrong side" } else { "" };
-        rows.push(row([
-            &format!("{workload}, {learners} learners, {link}, {strategy}"),
-            &show_seconds(*measured),
-            &show_seconds(*predicted),
-            &format!("{:+.0}%", 100.0 * checked.error),
-            &format!("{:.3}", checked.measured_ratio),
-            &format!("{:.3}{wrong}", checked.predicted_ratio),
-        ]));
-    }
-    tell!("{}", table(&rows));
-    let largest = |slow: bool| {
-        let errors = checked.iter().filter(|checked| checked.slow == slow).map(|checked| checked.error.abs());
-        100.0 * errors.fold(0.0, f64::max)
-    };
-    let wrong = checked.iter().filter(|checked| checked.wrong_side).count();
-    say!(
-        "\nlargest error at 1 Gbit and below: {:.0}%, above: {:.0}%; on the wrong side of break-even by more than 10%: {wrong} of {}",
-        largest(true),
-        largest(false),
-        checked.len()
-    );
     Ok(End::Done)
 }
 

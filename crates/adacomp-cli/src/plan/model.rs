@@ -1,6 +1,5 @@
 //! What learners have to exchange of a model.
 
-use crate::data::DataSet;
 use crate::models::Network;
 use crate::recipes::{RECIPES, Recipe};
 use adacomp::{Parameter, Policy, Treatment};
@@ -49,14 +48,14 @@ const EXTRA_BITS: f64 = 2.4;
 impl Model {
     /// Reads a recipe, a safetensors file, or a list of shapes such as `4096x2048,4096`.
     pub(super) fn read(text: &str, ratios: Ratios) -> Result<Self> {
-        let parameters = if let Some(recipe) = Recipe::named(text) {
-            of_recipe(&recipe)?
+        let parameters = if let Ok(recipe) = Recipe::named(text) {
+            of_recipe(recipe)?
         } else if Path::new(text).is_file() {
             of_file(Path::new(text))?
         } else if text.starts_with(|first: char| first.is_ascii_digit()) {
             of_shapes(text)?
         } else {
-            let names = RECIPES.map(|recipe| recipe.name).join(", ");
+            let names = RECIPES.iter().map(|recipe| recipe.name).collect::<Vec<_>>().join(", ");
             bail!(
                 "`{text}` is no recipe ({names}), no safetensors file, and no list of shapes such as 4096x2048,4096"
             )
@@ -91,23 +90,6 @@ impl Model {
             model.selection += 4.0 * elements / ratio;
         }
         Ok(model)
-    }
-
-    /// Returns a model of which the bytes of a message are known.
-    pub(super) fn measured(name: &str, elements: f64, small_bins: bool, bytes: f64) -> Self {
-        let (in_small_bins, in_large_bins) = if small_bins { (elements, 0.0) } else { (0.0, elements) };
-        let selected = elements * density(8.0 * bytes / elements);
-        Self {
-            name: name.to_owned(),
-            elements,
-            in_large_bins,
-            in_small_bins,
-            selected,
-            selection: bytes,
-            dense: 0.0,
-            // What is around the elements is among the bytes.
-            layers: 0.0,
-        }
     }
 
     /// Returns the selected elements that all learners have together, as a multiple of those of one.
@@ -166,13 +148,8 @@ fn entropy_of_sum(signs: f64) -> f64 {
 
 /// Returns a recipe's parameters, with as many classes as its data usually has: loading the data to know would take too long.
 fn of_recipe(recipe: &Recipe) -> Result<Vec<Parameter>> {
-    let classes = match recipe.data {
-        DataSet::Shakespeare => 65,
-        DataSet::Speech => 4000,
-        DataSet::ImageFolder => 1000,
-        DataSet::Digits | DataSet::Mnist | DataSet::FashionMnist | DataSet::Cifar10 => 10,
-    };
-    let network = Network::new(recipe.architecture, classes, 1, &Device::flex().autodiff())?;
+    let classes = recipe.data.source().classes;
+    let network = Network::new(&recipe.architecture, classes, 1, &Device::flex().autodiff())?;
     Ok(adacomp_burn::parameters(&network))
 }
 

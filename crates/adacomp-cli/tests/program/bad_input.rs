@@ -61,7 +61,7 @@ fn settings_that_make_no_sense() {
         ("plan digits --latency 3", "a time of `3`: write it like 0.3s, 20ms or 50us"),
         ("plan digits --compute 0s", "a step of 0s: choose more than 0"),
         ("plan digits --conv-ratio 0.5", "a ratio of 0.5: choose a number from 1 on"),
-        ("plan --check nothing", "cannot read nothing"),
+        ("plan digits --learners-per-core 0", "0 learners for each core: choose a number from 1 on"),
         ("train digits --scheme nonsense", "[possible values: dense, adacomp, local-selection, top-k, f16]"),
         ("train digits --strategy dense", "[possible values: gather, reduce, sharded]"),
         ("train digits --learners some", "invalid value 'some'"),

@@ -7,9 +7,10 @@ use crate::draw::Draw;
 use crate::show;
 use anyhow::{Context, Result, bail, ensure};
 use features::{BANDS, Sound, features, number_states, sounds};
+use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::{fs, sync::mpsc, thread};
+use std::{fs, thread};
 
 /// Samples a second.
 const RATE: u32 = 16_000;
@@ -48,24 +49,19 @@ impl Samples for Utterances {
 /// Loads the first corpus in `folder`, with a bar for its progress.
 pub(super) fn load(folder: &Path) -> Result<Data> {
     let bar = show::bar("computing speech features");
-    let (train, test, classes) = read_corpus(folder, &|done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    })?;
+    let (train, test, classes) = read_corpus(folder, &bar)?;
     bar.finish_and_clear();
     Ok(Data { train: Box::new(train), test: Box::new(test), classes })
 }
 
 /// Reads the first corpus in `folder`: a folder `wav` beside a folder `lab`, there or anywhere below. Returns frames for
 /// training and for testing, and the number of states.
-///
-/// Calls `progress` with the numbers of utterances that are read and that there are.
-fn read_corpus(folder: &Path, progress: &dyn Fn(usize, usize)) -> Result<(Utterances, Utterances, usize)> {
+fn read_corpus(folder: &Path, bar: &ProgressBar) -> Result<(Utterances, Utterances, usize)> {
     let Some(found) = find(folder)? else {
         bail!("no folder `wav` beside a folder `lab` in {}: unpack the corpus there", folder.display());
     };
     pairs(&found, "lab", "wav")?;
-    let utterances = read_all(&pairs(&found, "wav", "lab")?, progress)?;
+    let utterances = read_all(&pairs(&found, "wav", "lab")?, bar)?;
     let (features, labels): (Vec<_>, Vec<_>) = utterances.into_iter().unzip();
     let sounds =
         features.iter().zip(&labels).map(|(features, labels)| sounds(features.len() / BANDS, labels));
@@ -126,26 +122,18 @@ type Labels = Vec<(usize, String)>;
 type Utterance = (Vec<f32>, Labels);
 
 /// Reads on all cores. Results are in order, so the error is always the same, too.
-fn read_all(pairs: &[(PathBuf, PathBuf)], progress: &dyn Fn(usize, usize)) -> Result<Vec<Utterance>> {
-    let mut utterances: Vec<_> = pairs.iter().map(|_| None).collect();
+fn read_all(pairs: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Result<Vec<Utterance>> {
     let threads = thread::available_parallelism().map_or(1, |cores| cores.get());
-    let (sender, receiver) = mpsc::channel();
-    thread::scope(|scope| {
-        for first in 0..threads {
-            let sender = sender.clone();
-            scope.spawn(move || {
-                for (index, (wav, lab)) in pairs.iter().enumerate().skip(first).step_by(threads) {
-                    sender.send((index, read(wav, lab))).expect("the receiver outlives the senders");
-                }
-            });
-        }
-        drop(sender);
-        for (done, (index, utterance)) in receiver.iter().enumerate() {
-            utterances[index] = Some(utterance);
-            progress(done + 1, pairs.len());
-        }
+    bar.set_length(pairs.len() as u64);
+    let read_part = &|first: usize| {
+        let part = pairs.iter().skip(first).step_by(threads);
+        part.map(|(wav, lab)| read(wav, lab)).inspect(|_| bar.inc(1)).collect::<Vec<_>>().into_iter()
+    };
+    let mut parts: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|first| scope.spawn(move || read_part(first))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("reading does not panic")).collect()
     });
-    utterances.into_iter().flatten().collect()
+    (0..pairs.len()).filter_map(|index| parts[index % threads].next()).collect()
 }
 
 fn read(wav: &Path, lab: &Path) -> Result<Utterance> {
@@ -260,8 +248,12 @@ mod tests {
     fn a_corpus_loads_the_same_twice_and_windows_stay_in_an_utterance() {
         let folder = corpus();
         write_wav(&wav(&folder, 4), RATE, [0; 9]); // too short for a frame
-        let [one, two] =
-            [(); 2].map(|()| read_corpus(folder.path(), &|done, all| assert!(done <= all)).unwrap());
+        let [one, two] = [(); 2].map(|()| {
+            let bar = ProgressBar::hidden();
+            let corpus = read_corpus(folder.path(), &bar).unwrap();
+            assert_eq!((bar.position(), bar.length()), (11, Some(11)));
+            corpus
+        });
         for (one, two) in [(&one.0, &two.0), (&one.1, &two.1)] {
             let bits = |part: &Utterances| part.features.concat().into_iter().map(f32::to_bits).collect();
             let (one_bits, two_bits): (Vec<u32>, Vec<u32>) = (bits(one), bits(two));
@@ -282,7 +274,7 @@ mod tests {
         let check = |name, expected: &str, damage: &dyn Fn(PathBuf, PathBuf)| {
             let folder = corpus();
             damage(wav(&folder, 3), lab(&folder, 3));
-            let error = read_corpus(folder.path(), &|_, _| ()).err().expect(name).to_string();
+            let error = read_corpus(folder.path(), &ProgressBar::hidden()).err().expect(name).to_string();
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         };
         let labels = |text: &'static str| move |_, lab| fs::write(lab, text).unwrap();
