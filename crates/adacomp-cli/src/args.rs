@@ -95,7 +95,7 @@ pub(crate) struct TrainArguments {
     pub(crate) scheme: Option<Scheme>,
     #[command(flatten)]
     pub(crate) training: TrainingArguments,
-    /// Save after every this many steps, besides after every epoch
+    /// Also save after every multiple of this number of steps
     #[arg(long, value_name = "STEPS")]
     pub(crate) save_every: Option<u64>,
 }

@@ -108,7 +108,7 @@ pub(crate) struct Config {
     /// The factor of AdaComp's soft threshold [default: 2]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) soft_threshold: f64,
-    /// The value that AdaComp sends selected elements as: the mean of the bins' maxima, as the paper does, or that mean with
+    /// The value sent for each selected element: the mean of the bins' maxima, as the paper does, or that mean with
     /// each maximum clamped to ten medians [default: mean]
     #[arg(long, value_parser = choice([Scale::Mean, Scale::Clamped]))]
     #[serde(with = "text")]

@@ -149,7 +149,7 @@ def attach(
 ) -> AdaCompState:
     """Makes a ``DistributedDataParallel`` model exchange its gradients by AdaComp; all learners must do the same.
 
-    The options are those of :class:`Config`. Ask what is returned for ``stats()``, and save its ``state_dict()``.
+    The options are those of :class:`Config`. Call ``stats()`` on what is returned, and save its ``state_dict()``.
     """
     # The keywords are the fields of the configuration, by the same names.
     options = {name: value for name, value in locals().items() if name != "ddp"}
