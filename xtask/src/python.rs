@@ -44,8 +44,7 @@ pub(crate) fn install(job: &Job) -> Result<()> {
     // Not the target folder of the other crates, whose lock is held while Burn is built.
     let _folder = job.sh.push_env("CARGO_TARGET_DIR", root().join("target/wheel"));
     let python = interpreter();
-    let options = ["--no-build-isolation", "--force-reinstall", "--no-deps"];
-    job.run(cmd!(job.sh, "{python} {INSTALL...} {options...} ./python"))
+    job.run(cmd!(job.sh, "{python} {INSTALL...} --force-reinstall --no-deps ./python"))
 }
 
 /// Style, types, and lints of the binding.
