@@ -24,6 +24,11 @@ impl Compressor {
     fn compress(&mut self, py: Python<'_>, gradients: Bound<'_, PyDict>) -> PyResult<()> {
         let gradients = gradients.iter().map(|(name, buffer)| Ok((name.extract()?, Floats::get(&buffer)?)));
         let gradients = gradients.collect::<PyResult<Vec<(String, Floats)>>>()?;
+        let layout = self.0.layout();
+        for (name, floats) in &gradients {
+            // A name that the layout does not have is refused below.
+            layout.number(name).map_or(Ok(()), |layer| floats.check_shape(&layout[layer]))?;
+        }
         py.detach(|| {
             let gradients: Vec<_> =
                 gradients.iter().map(|(name, floats)| (name.as_str(), floats.all())).collect();
@@ -164,7 +169,10 @@ pub(crate) fn average(
     let output = layout.0.layers().iter().map(|layer| {
         let name = layer.name();
         let buffer = output.get_item(name)?;
-        Floats::get_mut(&buffer.ok_or_else(|| refused(format!("no output for parameter `{name}`")))?)
+        let buffer = buffer.ok_or_else(|| refused(format!("no output for parameter `{name}`")))?;
+        let floats = Floats::get_mut(&buffer)?;
+        floats.check_shape(layer)?;
+        Ok(floats)
     });
     let mut output = output.collect::<PyResult<Vec<_>>>()?;
     let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;

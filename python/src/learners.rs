@@ -52,6 +52,7 @@ impl Learners {
     /// if it did; otherwise the number of a learner whose gradient is not finite, and the step is dropped.
     fn finish(&mut self, py: Python<'_>, output: Vec<Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
         let mut output = output.iter().map(Floats::get_mut).collect::<PyResult<Vec<_>>>()?;
+        check_shapes(self.0.layout(), &output)?;
         let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
         py.detach(|| self.0.finish(&mut slices)).map(non_finite).map_err(failed)
     }
@@ -121,4 +122,9 @@ impl Learners {
         let states: Vec<LearnerState> = states.into_iter().map(state).collect();
         py.detach(|| self.0.load(&states)).map_err(refused)
     }
+}
+
+/// Checks those that there are; how many there must be is checked elsewhere.
+fn check_shapes(layout: &adacomp::Layout, buffers: &[Floats]) -> PyResult<()> {
+    layout.layers().iter().zip(buffers).try_for_each(|(layer, floats)| floats.check_shape(layer))
 }

@@ -131,7 +131,7 @@ def test_any_buffer_will_do():
     layout = Layout([("w", (50, 40), None)])
     values = numpy.random.default_rng(1).standard_normal(2000).astype("f")
     frames = set()
-    for buffer in (values, values.reshape(50, 40), memoryview(values), array.array("f", values), values.reshape(40, 50).T):
+    for buffer in (values, values.reshape(50, 40), memoryview(values), array.array("f", values)):
         compressor = Compressor(layout)
         compressor.compress({"w": buffer})
         frames.add(compressor.encode())
@@ -156,6 +156,9 @@ def test_any_buffer_will_do():
         (numpy.zeros(1999, "f"), "1999"),
         (numpy.zeros(2000, "d"), "float32"),
         (numpy.zeros(4000, "f")[::2], "contiguous"),
+        (numpy.zeros((40, 50), "f").T, "numpy.ascontiguousarray"),
+        (numpy.zeros((40, 50), "f"), r"shape \[40, 50\] for parameter `w`; expected \[50, 40\]"),
+        (numpy.zeros((1, 2000), "f"), r"shape \[1, 2000\]"),
         (numpy.frombuffer(b"x" * 8001, numpy.uint8)[1:].view("f"), "aligned"),
         ([0.0] * 2000, "bytes-like"),
     ],
@@ -165,6 +168,34 @@ def test_what_cannot_be_used_is_refused(buffer, told):
     with pytest.raises((adacomp.Error, TypeError), match=told):
         compressor.compress({"w": buffer})
     assert not compressor.residual("w").any()
+
+
+def test_outputs_and_buckets_have_the_layouts_shapes_too():
+    layout = Layout([("w", (50, 40), None)])
+    transposed, swapped = numpy.zeros((40, 50), "f").T, numpy.zeros((40, 50), "f")
+    compressor = Compressor(layout)
+    compressor.compress({"w": numpy.ones((50, 40), "f")})
+    frame = compressor.encode()
+    learners = Learners(layout, 1)
+    learners.submit(0, [numpy.ones((50, 40), "f")])
+    exchange = Exchange(layout, "gather", "rice", Echo())
+    exchange.begin([0])
+    for buffer, told in ((transposed, "C order"), (swapped, "shape")):
+        for call in (
+            lambda: average(layout, 0, [frame], {"w": buffer}),
+            lambda: learners.finish([buffer]),
+            lambda: exchange.submit_layer(0, buffer),
+        ):
+            with pytest.raises(adacomp.Error, match=told):
+                call()
+        assert not buffer.any()
+    with pytest.raises(adacomp.Error, match="shape"):
+        exchange.set_residual(0, swapped)
+    with pytest.raises(adacomp.Error, match="numpy.ravel"):
+        exchange.submit(numpy.ones((50, 40), "f"), [0])
+    output = numpy.zeros((50, 40), "f")
+    assert learners.finish([output]) is None
+    assert output.all()
 
 
 def test_errors_say_what_to_do():
