@@ -28,7 +28,8 @@ impl Learners {
         Exchange::new(Local::alone(learners), layout.0.clone(), options).map(Self).map_err(failed)
     }
 
-    /// Compresses the gradients of a learner: a buffer for each parameter, in the layout's order.
+    /// Compresses the gradients of a learner: a buffer for each parameter, in the layout's order. All are checked before anything
+    /// is taken.
     fn submit(&mut self, py: Python<'_>, learner: usize, gradients: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let gradients = gradients.iter().map(Floats::get).collect::<PyResult<Vec<_>>>()?;
         let (learners, layers) = (self.0.transport().learners(), self.0.layout().len());
@@ -38,6 +39,8 @@ impl Learners {
                 gradients.len()
             )));
         }
+        // Before anything is taken: a step that is half submitted can be neither finished nor submitted again.
+        check_shapes(self.0.layout(), &gradients)?;
         py.detach(|| {
             gradients
                 .iter()

@@ -371,6 +371,20 @@ def test_learners_go_on_where_they_stopped(strategy):
         Learners(layout, 2, owner_divisor=0)
 
 
+@pytest.mark.parametrize("wrong", range(len(PARAMETERS)))
+def test_learners_check_all_gradients_before_they_take_any(wrong):
+    layout = Layout(PARAMETERS)
+    gradients, others = Random(7).gradients(layout), Random(8).gradients(layout)
+    learners, undisturbed = Learners(layout, 2), Learners(layout, 2)
+    bad = list(gradients.values())
+    bad[wrong] = numpy.zeros(7, numpy.float32)
+    with pytest.raises(adacomp.Error, match=f"`{layout.names[wrong]}`"):
+        learners.submit(0, bad)
+    learners.save()
+    outputs = [submit_all(each, [gradients, others], layout) for each in (learners, undisturbed)]
+    assert all((one == other).all() for one, other in zip(*outputs))
+
+
 def test_a_clamped_scale_is_not_inflated():
     gradient = numpy.array([1, 0, 2, 0, 3, 0, 10_000, 0], numpy.float32)
     for scale, expected in (("mean", 10_006 / 4), ("clamped", 36 / 4)):
