@@ -168,6 +168,18 @@ pub(crate) fn check_shape(shape: &[usize], layer: &Layer) -> PyResult<()> {
     )))
 }
 
+/// Checks that no two of these share memory, so that each may be written while others are.
+pub(crate) fn check_apart<'a>(all: impl Iterator<Item = &'a Floats>) -> PyResult<()> {
+    let address = |floats: &Floats| floats.buffer.buf_ptr() as usize;
+    let range = |floats: &Floats| address(floats)..address(floats) + floats.buffer.len_bytes();
+    let mut ranges: Vec<Range<usize>> = all.filter(|floats| floats.len() > 0).map(range).collect();
+    ranges.sort_by_key(|range| range.start);
+    match ranges.is_sorted_by(|one, next| one.end <= next.start) {
+        true => Ok(()),
+        false => Err(refused("buffers for writing overlap; pass an array of its own for each")),
+    }
+}
+
 /// Types of which any bits are a value.
 trait Number {}
 impl Number for f32 {}

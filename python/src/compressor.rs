@@ -1,6 +1,6 @@
 //! Frames by hand: one learner's compressor, a frame that has come, and the average of all learners' frames.
 
-use crate::buffers::{Floats, array, f32_array};
+use crate::buffers::{Floats, array, check_apart, f32_array};
 use crate::layout::Layout;
 use crate::{non_finite, parse, refused};
 use adacomp::{Averager, LayerStatistics, Packet};
@@ -175,6 +175,7 @@ pub(crate) fn average(
         Ok(floats)
     });
     let mut output = output.collect::<PyResult<Vec<_>>>()?;
+    check_apart(output.iter())?;
     let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
     let mut averager = Averager::new(layout.0.clone());
     py.detach(|| averager.average(step, &frames, &mut slices)).map(non_finite).map_err(refused)

@@ -2,7 +2,7 @@
 
 use crate::bridge::Bridge;
 use crate::bucket::{Bucket, check_layer};
-use crate::buffers::{Floats, array, check_shape, f32_array};
+use crate::buffers::{Floats, array, check_apart, check_shape, f32_array};
 use crate::compressor::layer_statistics;
 use crate::layout::Layout;
 use crate::{failed, non_finite, parse, refused};
@@ -124,6 +124,7 @@ impl Exchange {
         if !self.exchange.groups().eq(buckets.iter().map(Bucket::layers)) {
             return Err(refused("not all buckets of the step, as they were given"));
         }
+        check_apart(buckets.iter().map(|bucket| &bucket.values))?;
         let (scratch, loss_scale) = (&mut self.scratch, self.loss_scale);
         // An average always fits f32.
         let verdict = match loss_scale == 1.0 && buckets.iter().all(|bucket| bucket.values.f32().is_ok()) {

@@ -1,6 +1,6 @@
 //! All learners of a run in one process.
 
-use crate::buffers::Floats;
+use crate::buffers::{Floats, check_apart};
 use crate::layout::Layout;
 use crate::{failed, non_finite, parse, refused};
 use adacomp::{Codec, Treatment, entropy_bytes, section_bytes};
@@ -56,6 +56,7 @@ impl Learners {
     fn finish(&mut self, py: Python<'_>, output: Vec<Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
         let mut output = output.iter().map(Floats::get_mut).collect::<PyResult<Vec<_>>>()?;
         check_shapes(self.0.layout(), &output)?;
+        check_apart(output.iter())?;
         let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
         py.detach(|| self.0.finish(&mut slices)).map(non_finite).map_err(failed)
     }

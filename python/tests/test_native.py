@@ -385,6 +385,32 @@ def test_learners_check_all_gradients_before_they_take_any(wrong):
     assert all((one == other).all() for one, other in zip(*outputs))
 
 
+def test_buffers_for_writing_do_not_overlap():
+    layout = Layout([("a", (40, 50), None), ("b", (40, 50), None), ("empty", (0,), None)])
+    memory, empty = numpy.zeros(4000, numpy.float32), numpy.zeros(0, numpy.float32)
+    ones = numpy.ones(2000, numpy.float32)
+    compressor, learners, exchange = Compressor(layout), Learners(layout, 1), Exchange(layout, "gather", "rice", Echo())
+    compressor.compress({"a": ones, "b": ones, "empty": empty})
+    frame = compressor.encode()
+    learners.submit(0, [ones, ones, empty])
+    exchange.submit(ones, [0])
+    exchange.submit(ones, [1, 2])
+    ways = (
+        lambda a, b: average(layout, 0, [frame], {"a": a, "b": b, "empty": empty}),
+        lambda a, b: learners.finish([a, b, empty]),
+        lambda a, b: exchange.finish([(a, [0]), (b, [1, 2])]),
+    )
+    for finish in ways:
+        for a, b in ((memory[:2000], memory[:2000]), (memory[:2000], memory[1999:3999]), (memory[1:2001], memory[:2000])):
+            with pytest.raises(adacomp.Error, match="overlap"):
+                finish(a, b)
+            assert not memory.any()
+        # Side by side is apart.
+        assert finish(memory[2000:], memory[:2000]) is None
+        assert memory.all()
+        memory[:] = 0.0
+
+
 def test_a_clamped_scale_is_not_inflated():
     gradient = numpy.array([1, 0, 2, 0, 3, 0, 10_000, 0], numpy.float32)
     for scale, expected in (("mean", 10_006 / 4), ("clamped", 36 / 4)):
