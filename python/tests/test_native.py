@@ -180,14 +180,15 @@ def test_outputs_and_buckets_have_the_layouts_shapes_too():
     learners.submit(0, [numpy.ones((50, 40), "f")])
     exchange = Exchange(layout, "gather", "rice", Echo())
     exchange.begin([0])
+    ways = (
+        lambda buffer: average(layout, 0, [frame], {"w": buffer}),
+        lambda buffer: learners.finish([buffer]),
+        lambda buffer: exchange.submit_layer(0, buffer),
+    )
     for buffer, told in ((transposed, "C order"), (swapped, "shape")):
-        for call in (
-            lambda: average(layout, 0, [frame], {"w": buffer}),
-            lambda: learners.finish([buffer]),
-            lambda: exchange.submit_layer(0, buffer),
-        ):
+        for way in ways:
             with pytest.raises(adacomp.Error, match=told):
-                call()
+                way(buffer)
         assert not buffer.any()
     with pytest.raises(adacomp.Error, match="shape"):
         exchange.set_residual(0, swapped)

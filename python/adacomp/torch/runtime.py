@@ -212,7 +212,9 @@ class Runtime:
         if self.counts.dropped == 1 and self.config.loss_scale() is None:
             advice = "" if self.moments else "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
             logger.warning(
-                "a gradient is not finite: all learners get NaN gradients, so skip this optimizer step. Residuals stay finite. %s", advice
+                "a gradient is not finite: all learners get NaN gradients, so skip this optimizer step. "
+                "Residuals stay finite. %s",
+                advice,
             )
 
     def _log(self) -> None:
