@@ -206,6 +206,7 @@ def test_errors_say_what_to_do():
         (lambda: Layout([("w", (5,), "tensor")]), "expected conv, matrix or vector"),
         (lambda: Layout([("w", (5,), None)], conv="sparse"), "number of elements of a bin"),
         (lambda: Layout([("w", (50, 40), None)], names=[("w", 0)]), "bin"),
+        (lambda: Layout([("w", (50, 40), None)], matrix=True), "number of elements of a bin"),
         (lambda: Layout([("w", (5,), None), ("w", (6,), None)]), "w"),
         (lambda: compressor.encode(codec="zip"), "expected rice or paper"),
         (lambda: compressor.encode(), "no step"),
