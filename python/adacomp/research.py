@@ -1,6 +1,7 @@
 """Layouts, compressors, frames and exchanges on any buffers, without PyTorch.
 
 Buffers are NumPy arrays, memory views, or anything else that has the buffer protocol, in float32, float16, or bfloat16 as uint16.
+They are in C order, and have their parameter's shape or are flat; anything else is refused (``numpy.ascontiguousarray`` copies).
 A learner compresses its gradients and sends a frame; every learner averages the frames of all::
 
     import numpy as np

@@ -27,6 +27,9 @@ impl Bucket {
         if values.len() != end {
             return Err(refused(format!("a bucket of {} elements, expected {end}", values.len())));
         }
+        if !values.is_flat() {
+            return Err(refused("a bucket of several dimensions, expected one; use numpy.ravel"));
+        }
         Ok(Self { values, parts })
     }
 

@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 
 use crate::refused;
-use adacomp::Gradient;
 use adacomp::half::slice::HalfFloatSliceExt;
 use adacomp::half::{bf16, f16};
+use adacomp::{Gradient, Layer};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
@@ -41,8 +41,11 @@ impl Floats {
                 )));
             }
         };
-        if !(buffer.is_c_contiguous() || buffer.is_fortran_contiguous()) {
-            return Err(refused("the buffer is not contiguous; make a contiguous copy"));
+        // In any other order the elements would be taken for others.
+        if !buffer.is_c_contiguous() {
+            return Err(refused(
+                "the buffer is not contiguous in C order; numpy.ascontiguousarray makes a copy that is",
+            ));
         }
         if buffer.item_count() > 0 && !(buffer.buf_ptr() as usize).is_multiple_of(buffer.item_size()) {
             return Err(refused("the buffer is not aligned; make a copy"));
@@ -61,6 +64,15 @@ impl Floats {
 
     pub(crate) fn len(&self) -> usize {
         self.buffer.item_count()
+    }
+
+    pub(crate) fn is_flat(&self) -> bool {
+        self.buffer.dimensions() == 1
+    }
+
+    /// Checks that it has the shape of a parameter, or is flat with all of its elements.
+    pub(crate) fn check_shape(&self, layer: &Layer) -> PyResult<()> {
+        check_shape(self.buffer.shape(), layer)
     }
 
     /// Returns a range as a gradient.
@@ -142,6 +154,29 @@ impl Floats {
     fn start<T>(&self) -> *mut T {
         // The address of an empty buffer may be anything.
         if self.len() == 0 { std::ptr::dangling_mut() } else { self.buffer.buf_ptr().cast() }
+    }
+}
+
+pub(crate) fn check_shape(shape: &[usize], layer: &Layer) -> PyResult<()> {
+    let expected = &layer.parameter.shape;
+    if shape == expected.as_slice() || shape == [layer.elements()] {
+        return Ok(());
+    }
+    let (name, elements) = (layer.name(), layer.elements());
+    Err(refused(format!(
+        "a buffer of shape {shape:?} for parameter `{name}`; expected {expected:?}, or [{elements}] for its elements in C order"
+    )))
+}
+
+/// Checks that no two of these share memory, so that each may be written while others are.
+pub(crate) fn check_apart<'a>(all: impl Iterator<Item = &'a Floats>) -> PyResult<()> {
+    let address = |floats: &Floats| floats.buffer.buf_ptr() as usize;
+    let range = |floats: &Floats| address(floats)..address(floats) + floats.buffer.len_bytes();
+    let mut ranges: Vec<Range<usize>> = all.filter(|floats| floats.len() > 0).map(range).collect();
+    ranges.sort_by_key(|range| range.start);
+    match ranges.is_sorted_by(|one, next| one.end <= next.start) {
+        true => Ok(()),
+        false => Err(refused("buffers for writing overlap; pass an array of its own for each")),
     }
 }
 

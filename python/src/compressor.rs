@@ -1,6 +1,6 @@
 //! Frames by hand: one learner's compressor, a frame that has come, and the average of all learners' frames.
 
-use crate::buffers::{Floats, array, f32_array};
+use crate::buffers::{Floats, array, check_apart, f32_array};
 use crate::layout::Layout;
 use crate::{non_finite, parse, refused};
 use adacomp::{Averager, LayerStatistics, Packet};
@@ -24,6 +24,11 @@ impl Compressor {
     fn compress(&mut self, py: Python<'_>, gradients: Bound<'_, PyDict>) -> PyResult<()> {
         let gradients = gradients.iter().map(|(name, buffer)| Ok((name.extract()?, Floats::get(&buffer)?)));
         let gradients = gradients.collect::<PyResult<Vec<(String, Floats)>>>()?;
+        let layout = self.0.layout();
+        for (name, floats) in &gradients {
+            // A name that the layout does not have is refused below.
+            layout.number(name).map_or(Ok(()), |layer| floats.check_shape(&layout[layer]))?;
+        }
         py.detach(|| {
             let gradients: Vec<_> =
                 gradients.iter().map(|(name, floats)| (name.as_str(), floats.all())).collect();
@@ -164,9 +169,13 @@ pub(crate) fn average(
     let output = layout.0.layers().iter().map(|layer| {
         let name = layer.name();
         let buffer = output.get_item(name)?;
-        Floats::get_mut(&buffer.ok_or_else(|| refused(format!("no output for parameter `{name}`")))?)
+        let buffer = buffer.ok_or_else(|| refused(format!("no output for parameter `{name}`")))?;
+        let floats = Floats::get_mut(&buffer)?;
+        floats.check_shape(layer)?;
+        Ok(floats)
     });
     let mut output = output.collect::<PyResult<Vec<_>>>()?;
+    check_apart(output.iter())?;
     let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
     let mut averager = Averager::new(layout.0.clone());
     py.detach(|| averager.average(step, &frames, &mut slices)).map(non_finite).map_err(refused)

@@ -2,7 +2,7 @@
 
 use crate::bridge::Bridge;
 use crate::bucket::{Bucket, check_layer};
-use crate::buffers::{Floats, array, f32_array};
+use crate::buffers::{Floats, array, check_apart, check_shape, f32_array};
 use crate::compressor::layer_statistics;
 use crate::layout::Layout;
 use crate::{failed, non_finite, parse, refused};
@@ -88,7 +88,9 @@ impl Exchange {
 
     /// Submits one parameter of such a bucket.
     fn submit_layer(&mut self, py: Python<'_>, layer: usize, gradient: &Bound<'_, PyAny>) -> PyResult<()> {
+        check_layer(self.layout(), layer)?;
         let gradient = Floats::get(gradient)?;
+        gradient.check_shape(&self.layout()[layer])?;
         py.detach(|| self.exchange.submit(self.learner, layer, gradient.all())).map_err(failed)
     }
 
@@ -122,6 +124,7 @@ impl Exchange {
         if !self.exchange.groups().eq(buckets.iter().map(Bucket::layers)) {
             return Err(refused("not all buckets of the step, as they were given"));
         }
+        check_apart(buckets.iter().map(|bucket| &bucket.values))?;
         let (scratch, loss_scale) = (&mut self.scratch, self.loss_scale);
         // An average always fits f32.
         let verdict = match loss_scale == 1.0 && buckets.iter().all(|bucket| bucket.values.f32().is_ok()) {
@@ -192,6 +195,7 @@ impl Exchange {
     /// Replaces a parameter's residual.
     fn set_residual(&mut self, py: Python<'_>, layer: usize, values: PyBuffer<f32>) -> PyResult<()> {
         check_layer(self.layout(), layer)?;
+        check_shape(values.shape(), &self.layout()[layer])?;
         let values = values.to_vec(py)?;
         let compressor = self.compressor();
         if compressor.is_open()

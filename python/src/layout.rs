@@ -3,6 +3,7 @@
 use crate::{parse, refused};
 use adacomp::{Kind, Parameter, Policy, Treatment};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 use std::sync::Arc;
 
 /// The parameters of a model in a fixed order, and how the gradient of each travels.
@@ -71,7 +72,10 @@ impl Layout {
 
 /// Reads a treatment as Python says it.
 fn treatment(given: &Bound<'_, PyAny>) -> PyResult<Treatment> {
-    if let Ok(bin) = given.extract::<u32>() {
+    // For Python a bool is an integer, but True is not meant as bins of 1.
+    if !given.is_instance_of::<PyBool>()
+        && let Ok(bin) = given.extract::<u32>()
+    {
         return Ok(Treatment::Bins(bin));
     }
     // What is neither a number of elements nor a text is refused as the text that Python shows for it.

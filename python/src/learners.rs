@@ -1,6 +1,6 @@
 //! All learners of a run in one process.
 
-use crate::buffers::Floats;
+use crate::buffers::{Floats, check_apart};
 use crate::layout::Layout;
 use crate::{failed, non_finite, parse, refused};
 use adacomp::{Codec, Treatment, entropy_bytes, section_bytes};
@@ -28,7 +28,8 @@ impl Learners {
         Exchange::new(Local::alone(learners), layout.0.clone(), options).map(Self).map_err(failed)
     }
 
-    /// Compresses the gradients of a learner: a buffer for each parameter, in the layout's order.
+    /// Compresses the gradients of a learner: a buffer for each parameter, in the layout's order. All are checked before anything
+    /// is taken.
     fn submit(&mut self, py: Python<'_>, learner: usize, gradients: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let gradients = gradients.iter().map(Floats::get).collect::<PyResult<Vec<_>>>()?;
         let (learners, layers) = (self.0.transport().learners(), self.0.layout().len());
@@ -38,6 +39,8 @@ impl Learners {
                 gradients.len()
             )));
         }
+        // Before anything is taken: a step that is half submitted can be neither finished nor submitted again.
+        check_shapes(self.0.layout(), &gradients)?;
         py.detach(|| {
             gradients
                 .iter()
@@ -52,6 +55,8 @@ impl Learners {
     /// if it did; otherwise the number of a learner whose gradient is not finite, and the step is dropped.
     fn finish(&mut self, py: Python<'_>, output: Vec<Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
         let mut output = output.iter().map(Floats::get_mut).collect::<PyResult<Vec<_>>>()?;
+        check_shapes(self.0.layout(), &output)?;
+        check_apart(output.iter())?;
         let mut slices = output.iter_mut().map(Floats::f32_mut).collect::<PyResult<Vec<_>>>()?;
         py.detach(|| self.0.finish(&mut slices)).map(non_finite).map_err(failed)
     }
@@ -121,4 +126,9 @@ impl Learners {
         let states: Vec<LearnerState> = states.into_iter().map(state).collect();
         py.detach(|| self.0.load(&states)).map_err(refused)
     }
+}
+
+/// Checks those that there are; how many there must be is checked elsewhere.
+fn check_shapes(layout: &adacomp::Layout, buffers: &[Floats]) -> PyResult<()> {
+    layout.layers().iter().zip(buffers).try_for_each(|(layer, floats)| floats.check_shape(layer))
 }

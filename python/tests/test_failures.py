@@ -146,6 +146,10 @@ def test_bad_input_is_refused():
         (lambda: adacomp.torch.attach(make(), scale="median"), "mean or clamped"),
         (lambda: adacomp.torch.attach(make(), timeout=0), "more than 0"),
         (lambda: adacomp.torch.attach(make(), names={"fc1.weight": 0}), "bin"),
+        (lambda: adacomp.torch.attach(make(), matrix=True), "matrix is True; expected the number of elements of a bin"),
+        (lambda: adacomp.torch.attach(make(), vector=50.0), "vector is 50.0"),
+        (lambda: adacomp.torch.attach(make(), names={"fc1.*": False}), "names['fc1.*'] is False"),
+        (lambda: adacomp.torch.attach(make(), scaler=True), "scaler is bool; expected the torch.amp.GradScaler"),
         (lambda: adacomp.torch.attach(make(lambda: Net().double())), "float64"),
     ):
         assert told in refused(call)

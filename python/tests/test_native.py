@@ -131,7 +131,7 @@ def test_any_buffer_will_do():
     layout = Layout([("w", (50, 40), None)])
     values = numpy.random.default_rng(1).standard_normal(2000).astype("f")
     frames = set()
-    for buffer in (values, values.reshape(50, 40), memoryview(values), array.array("f", values), values.reshape(40, 50).T):
+    for buffer in (values, values.reshape(50, 40), memoryview(values), array.array("f", values)):
         compressor = Compressor(layout)
         compressor.compress({"w": buffer})
         frames.add(compressor.encode())
@@ -156,6 +156,9 @@ def test_any_buffer_will_do():
         (numpy.zeros(1999, "f"), "1999"),
         (numpy.zeros(2000, "d"), "float32"),
         (numpy.zeros(4000, "f")[::2], "contiguous"),
+        (numpy.zeros((40, 50), "f").T, "numpy.ascontiguousarray"),
+        (numpy.zeros((40, 50), "f"), r"shape \[40, 50\] for parameter `w`; expected \[50, 40\]"),
+        (numpy.zeros((1, 2000), "f"), r"shape \[1, 2000\]"),
         (numpy.frombuffer(b"x" * 8001, numpy.uint8)[1:].view("f"), "aligned"),
         ([0.0] * 2000, "bytes-like"),
     ],
@@ -167,6 +170,35 @@ def test_what_cannot_be_used_is_refused(buffer, told):
     assert not compressor.residual("w").any()
 
 
+def test_outputs_and_buckets_have_the_layouts_shapes_too():
+    layout = Layout([("w", (50, 40), None)])
+    transposed, swapped = numpy.zeros((40, 50), "f").T, numpy.zeros((40, 50), "f")
+    compressor = Compressor(layout)
+    compressor.compress({"w": numpy.ones((50, 40), "f")})
+    frame = compressor.encode()
+    learners = Learners(layout, 1)
+    learners.submit(0, [numpy.ones((50, 40), "f")])
+    exchange = Exchange(layout, "gather", "rice", Echo())
+    exchange.begin([0])
+    ways = (
+        lambda buffer: average(layout, 0, [frame], {"w": buffer}),
+        lambda buffer: learners.finish([buffer]),
+        lambda buffer: exchange.submit_layer(0, buffer),
+    )
+    for buffer, told in ((transposed, "C order"), (swapped, "shape")):
+        for way in ways:
+            with pytest.raises(adacomp.Error, match=told):
+                way(buffer)
+        assert not buffer.any()
+    with pytest.raises(adacomp.Error, match="shape"):
+        exchange.set_residual(0, swapped)
+    with pytest.raises(adacomp.Error, match="numpy.ravel"):
+        exchange.submit(numpy.ones((50, 40), "f"), [0])
+    output = numpy.zeros((50, 40), "f")
+    assert learners.finish([output]) is None
+    assert output.all()
+
+
 def test_errors_say_what_to_do():
     layout = Layout([("w", (50, 40), None)])
     compressor = Compressor(layout)
@@ -174,6 +206,7 @@ def test_errors_say_what_to_do():
         (lambda: Layout([("w", (5,), "tensor")]), "expected conv, matrix or vector"),
         (lambda: Layout([("w", (5,), None)], conv="sparse"), "number of elements of a bin"),
         (lambda: Layout([("w", (50, 40), None)], names=[("w", 0)]), "bin"),
+        (lambda: Layout([("w", (50, 40), None)], matrix=True), "number of elements of a bin"),
         (lambda: Layout([("w", (5,), None), ("w", (6,), None)]), "w"),
         (lambda: compressor.encode(codec="zip"), "expected rice or paper"),
         (lambda: compressor.encode(), "no step"),
@@ -338,6 +371,46 @@ def test_learners_go_on_where_they_stopped(strategy):
         Learners(layout, 0)
     with pytest.raises(ValueError):
         Learners(layout, 2, owner_divisor=0)
+
+
+@pytest.mark.parametrize("wrong", range(len(PARAMETERS)))
+def test_learners_check_all_gradients_before_they_take_any(wrong):
+    layout = Layout(PARAMETERS)
+    gradients, others = Random(7).gradients(layout), Random(8).gradients(layout)
+    learners, undisturbed = Learners(layout, 2), Learners(layout, 2)
+    bad = list(gradients.values())
+    bad[wrong] = numpy.zeros(7, numpy.float32)
+    with pytest.raises(adacomp.Error, match=f"`{layout.names[wrong]}`"):
+        learners.submit(0, bad)
+    learners.save()
+    outputs = [submit_all(each, [gradients, others], layout) for each in (learners, undisturbed)]
+    assert all((one == other).all() for one, other in zip(*outputs))
+
+
+def test_buffers_for_writing_do_not_overlap():
+    layout = Layout([("a", (40, 50), None), ("b", (40, 50), None), ("empty", (0,), None)])
+    memory, empty = numpy.zeros(4000, numpy.float32), numpy.zeros(0, numpy.float32)
+    ones = numpy.ones(2000, numpy.float32)
+    compressor, learners, exchange = Compressor(layout), Learners(layout, 1), Exchange(layout, "gather", "rice", Echo())
+    compressor.compress({"a": ones, "b": ones, "empty": empty})
+    frame = compressor.encode()
+    learners.submit(0, [ones, ones, empty])
+    exchange.submit(ones, [0])
+    exchange.submit(ones, [1, 2])
+    ways = (
+        lambda a, b: average(layout, 0, [frame], {"a": a, "b": b, "empty": empty}),
+        lambda a, b: learners.finish([a, b, empty]),
+        lambda a, b: exchange.finish([(a, [0]), (b, [1, 2])]),
+    )
+    for finish in ways:
+        for a, b in ((memory[:2000], memory[:2000]), (memory[:2000], memory[1999:3999]), (memory[1:2001], memory[:2000])):
+            with pytest.raises(adacomp.Error, match="overlap"):
+                finish(a, b)
+            assert not memory.any()
+        # Side by side is apart.
+        assert finish(memory[2000:], memory[:2000]) is None
+        assert memory.all()
+        memory[:] = 0.0
 
 
 def test_a_clamped_scale_is_not_inflated():

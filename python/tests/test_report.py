@@ -86,6 +86,17 @@ def test_a_writer_that_fails_does_not_end_training():
 
 
 @on_learners(2)
+def test_scalars_are_logged_every_step_or_less_often():
+    model = make()
+    hook = attach(model)
+    for every in (0, -1, 0.5, True, None):
+        with pytest.raises(ValueError, match=f"every {every}; expected a number of steps"):
+            hook.log_to(Broken(), every=every)
+    train(model, 2)
+    assert_replicas(model)
+
+
+@on_learners(2)
 def test_dense_steps_are_logged_too():
     model = make()
     hook = attach(model, mode="off")

@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -73,6 +74,12 @@ class Config:
             *others, last = get_args(choices)
             if getattr(self, option) not in (*others, last):
                 raise ValueError(f"{option} {getattr(self, option)!r}; expected {', '.join(others)} or {last}")
+        treatments = [(kind, getattr(self, kind)) for kind in ("conv", "matrix", "vector")]
+        for option, treatment in treatments + [(f"names[{name!r}]", each) for name, each in (self.names or {}).items()]:
+            if isinstance(treatment, bool) or not isinstance(treatment, Integral | str):
+                raise TypeError(f"{option} is {treatment!r}; expected the number of elements of a bin, or 'dense'")
+        if self.scaler is not None and not isinstance(self.scaler, torch.amp.GradScaler):
+            raise TypeError(f"scaler is {type(self.scaler).__name__}; expected the torch.amp.GradScaler of the training loop")
         timeout = self.explicit_timeout()
         if timeout is not None and timeout <= datetime.timedelta(0):
             raise ValueError(f"timeout {timeout}; expected more than 0")

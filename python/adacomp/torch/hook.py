@@ -100,6 +100,8 @@ class AdaCompState:
 
     def log_to(self, writer: Any, every: int = 50) -> None:
         """Writes scalars to a TensorBoard ``SummaryWriter`` in each step whose number is a multiple of ``every``."""
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every {every!r}; expected a number of steps, 1 or more")
         self._bound().writer = (writer, every)
 
     def close(self) -> None:

@@ -37,8 +37,8 @@ class Moments:
         return first.div(root).div_(1 - beta**steps)
 
     def apply(self, parts: Iterable[tuple[int, torch.Tensor]]) -> None:
-        """Turns gradients into updates, in place. An all-zero gradient, of an unused parameter, is left as it is. If any
-        element is NaN or infinite, all become NaN: the others are gradients, not updates, and must not enter the residual."""
+        """Turns gradients into updates, in place. An all-zero gradient, of an unused parameter, is left as it is. If any element
+        is NaN or infinite, all become NaN: the others are gradients, not updates, and must not enter the residual."""
         for number, gradient in parts:
             if not bool(gradient.isfinite().all()):
                 gradient.fill_(torch.nan)

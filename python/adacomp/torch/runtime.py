@@ -20,7 +20,7 @@ from .auto import Auto
 from .config import Config
 from .device import Path, SelectionPath
 from .moments import Moments
-from .transport import Transport, Worker
+from .transport import Transport, Worker, longest_message
 
 if TYPE_CHECKING:
     from .._native import Kind
@@ -67,6 +67,8 @@ class Runtime:
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         skip_unused = bool(ddp.find_unused_parameters or ddp.static_graph)
         self.exchange = Exchange(self.layout, config.strategy, config.codec, self.transport, config.threads, skip_unused)
+        # The learners have found that their layouts are the same.
+        self.transport.longest_message = longest_message(self.layout.elements, self.layout.treatments, self.learners)
         if self.device.type == "cpu" if in_place is None else in_place:
             self.path = Path(self.exchange)
         else:
@@ -212,7 +214,9 @@ class Runtime:
         if self.counts.dropped == 1 and self.config.loss_scale() is None:
             advice = "" if self.moments else "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
             logger.warning(
-                "a gradient is not finite: all learners get NaN, so skip this optimizer step; residuals stay finite. %s", advice
+                "a gradient is not finite: all learners get NaN gradients, so skip this optimizer step. "
+                "Residuals stay finite. %s",
+                advice,
             )
 
     def _log(self) -> None:

@@ -3,6 +3,7 @@
 Process groups move tensors of equal size, messages have any. So each message travels in a row with a header, of a capacity that
 all learners know: it follows from the longest messages of the last times. Only if a message is longer is there a second round,
 for the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
+Nothing is allocated for a header that says more than the model's messages can have.
 """
 
 import atexit
@@ -27,6 +28,10 @@ HEADER = 8
 
 # The position of rounds that are not of a step.
 NO_STEP = -1
+
+# The longest message of such rounds: the text in which a learner describes its layout, about 100 bytes for each parameter. All
+# learners know it, whatever their layouts are.
+LONGEST_ASIDE = 2**24
 
 # Times for which a longest message is remembered. Lengths go up and down from step to step, but after a change, such as new
 # buckets, rows must not stay too long.
@@ -74,6 +79,8 @@ class Transport:
         own = dist.ProcessGroupGloo(store, self.learner, self.learners, self.timeout)
         # PyTorch's annotations have a backend without methods, but it has those of a group.
         self._group = cast(dist.ProcessGroup, own)
+        # The longest message of a step. It must be the same on all learners, so it is set once these have the same layout.
+        self.longest_message = LONGEST_ASIDE
         # Bytes handed to the process group for other learners.
         self.sent = 0
         self._pending: deque[_Round] = deque()
@@ -106,8 +113,15 @@ class Transport:
         """Returns all learners' messages of the oldest round, as arrays of bytes."""
         oldest = self._pending.popleft()
         rows = self._rows(oldest.work, oldest.incoming)
-        lengths, longest = rows[:, :HEADER].copy().view("<u4").T
-        longest = int(longest.max())
+        headers: list[tuple[int, int]] = rows[:, :HEADER].copy().view("<u4").tolist()
+        most = LONGEST_ASIDE if oldest.position == NO_STEP else self.longest_message
+        for learner, (length, longest) in enumerate(headers):
+            if not length <= longest <= most:
+                raise RuntimeError(
+                    f"learner {learner} announces {length} bytes, and {longest} as its longest message; "
+                    f"those of this round have at most {most}"
+                )
+        longest = max(longest for _, longest in headers)
         messages = rows[:, HEADER:]
         if longest > oldest.capacity:
             rows = numpy.zeros((len(oldest.rests), longest - oldest.capacity), numpy.uint8)
@@ -116,7 +130,7 @@ class Transport:
             work, _, incoming = self._move(rows, oldest.all_gather)
             messages = numpy.concatenate([messages, self._rows(work, incoming)], axis=1)
         self._longest[oldest.position].append(longest)
-        return [row[:length] for row, length in zip(messages, lengths)]
+        return [row[:length] for row, (length, _) in zip(messages, headers)]
 
     def _start(self, messages: Sequence[bytes], all_gather: bool, position: int | None = None) -> None:
         if position is None:
@@ -159,6 +173,24 @@ class Transport:
             raise RuntimeError(f"{error} (a learner has died, hangs, or is slower than {self.timeout})") from None
         if done is False:
             raise RuntimeError(f"no answer within {self.timeout}: a learner has died, hangs, or is slower")
+
+
+def longest_message(elements: Sequence[int], treatments: Sequence[int | str], learners: int) -> int:
+    """Returns a length that no message of a step exceeds, whatever the buckets, strategy and codec are.
+
+    Of each parameter a message has at most all values in float32. A selection is shorter: two bits for each element, or with the
+    code of the paper two bytes. Only the sums of signs of ``reduce`` can be longer: two bits for each element of an owner's shard
+    and each level of magnitude, of which there are as many as learners.
+    """
+    total = 0
+    for count, treatment in zip(elements, treatments):
+        bin = treatment if isinstance(treatment, int) else 1
+        bins = -(-count // bin)
+        shard = min(count, -(-bins // learners) * bin)
+        # Numbers of layers and elements, lengths and scales, and for each level a count and an incomplete byte.
+        total += max(4 * count, learners * shard // 4) + 6 * learners + 64
+    # Headers and checksums of a frame or an envelope.
+    return min(total + 64, 2**32 - 1)
 
 
 def _timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
