@@ -6,6 +6,7 @@
 use super::{Collective, Fault, Rounds, slot};
 use crate::message::{Context, read_values, write_values};
 use crate::protocol::Learner;
+use adacomp::internal::largest;
 use adacomp::{DecodeError, Packet};
 use std::ops::Range;
 
@@ -87,6 +88,7 @@ impl LayerRounds for Dense {
             }
             let factor = 1.0 / contents.len() as f32;
             average.iter_mut().for_each(|sum| *sum *= factor);
+            learners[0].overflow |= !largest(average.iter().copied()).is_finite();
         } else if at.context.is_last_round() {
             self.result.clear();
             for (owner, bytes) in contents.iter_mut().enumerate() {

@@ -49,6 +49,11 @@ const MAGNITUDE: u32 = 0x7fff_ffff;
 /// The magnitude of infinity; a larger one is NaN.
 const INFINITE: u32 = 0x7f80_0000;
 
+/// Returns the largest magnitude; NaN or infinity if one of the values is not finite.
+pub fn largest(values: impl Iterator<Item = f32>) -> f32 {
+    f32::from_bits(values.fold(0, |largest, value| largest.max(value.to_bits() & MAGNITUDE)))
+}
+
 /// One variant of the selection rule, known to run on this machine.
 ///
 /// All variants give the same bits. Use [`Kernel::best`]; the others are for tests and benchmarks.
