@@ -1,11 +1,11 @@
-//! Finite gradients whose sum is not finite.
+//! Finite gradients whose sum is not finite, and messages with values that are not.
 
 use crate::draw::gradient;
-use crate::hand::{Concluded, carry, protocols};
+use crate::hand::{Concluded, carry, protocols, submit};
 use crate::support::{Residuals, STRATEGIES, model, output, residuals};
 use adacomp::Outcome;
-use adacomp_exchange::Strategy;
 use adacomp_exchange::internal::ByHand;
+use adacomp_exchange::{ExchangeError, Strategy};
 
 const LEARNERS: usize = 3;
 const HUGE: f32 = 3e38;
@@ -87,5 +87,71 @@ fn a_large_sum_that_fits_is_averaged() {
             assert!(average.iter().flatten().all(|value| value.is_finite()), "{strategy}");
             assert!(average[CONVOLUTION].iter().any(|value| *value > HUGE / 10.0), "{strategy}");
         }
+    }
+}
+
+/// Replaces the last four bytes of a message's contents, and makes its checksum right again. A CRC-32 is linear, so that takes no
+/// knowledge of what sender and receiver add to the bytes, but how much that is.
+fn replace_last_value(message: &mut [u8], value: f32) {
+    const CHECKSUM: usize = 4;
+    const KNOWN_TO_BOTH: usize = 37;
+    let end = message.len() - CHECKSUM;
+    let mut difference = vec![0; end + KNOWN_TO_BOTH];
+    for (at, byte) in (end - 4..end).zip(value.to_le_bytes()) {
+        difference[at] = message[at] ^ byte;
+        message[at] = byte;
+    }
+    let change = crc32fast::hash(&difference) ^ crc32fast::hash(&vec![0; difference.len()]);
+    for (byte, change) in message[end..].iter_mut().zip(change.to_le_bytes()) {
+        *byte ^= change;
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_are_refused_and_their_sender_named() {
+    for strategy in [Strategy::Dense, Strategy::Reduce, Strategy::Sharded] {
+        // The last two rounds end with the bias: a shard to its owner, then the average to all.
+        let rounds = protocols(LEARNERS, strategy)[0].rounds();
+        for (round, value) in
+            (rounds - 2..rounds).flat_map(|round| [(round, f32::NAN), (round, f32::NEG_INFINITY)])
+        {
+            let mut protocols = protocols(LEARNERS, strategy);
+            let before = all_residuals(&mut protocols);
+            submit(&mut protocols, 0);
+            let concluded = carry(&mut protocols, |place, message| {
+                if place == (round, 1, 2) {
+                    replace_last_value(message, value);
+                }
+            });
+            for result in concluded {
+                match result {
+                    Err(ExchangeError::Message { sender: 1, receiver: 2, reason, .. }) => {
+                        assert_eq!(
+                            reason, "layer 3: a value is not finite or has the wrong sign",
+                            "{strategy}"
+                        );
+                    }
+                    other => panic!("{strategy}, round {round}: {other:?}"),
+                }
+            }
+            for (after, before) in all_residuals(&mut protocols).iter().zip(&before) {
+                assert!(after.iter().zip(before).all(|(after, before)| after.1 == before.1), "{strategy}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_replaced_by_another_finite_one_keeps_its_checksum() {
+    let mut protocols = protocols(LEARNERS, Strategy::Dense);
+    submit(&mut protocols, 0);
+    let concluded = carry(&mut protocols, |place, message| {
+        if place.0 == 1 && place.1 == 2 {
+            replace_last_value(message, 5.0);
+        }
+    });
+    for result in concluded {
+        let (outcome, average) = result.unwrap();
+        assert_eq!((outcome, average[BIAS].last()), (Outcome::Averaged, Some(&5.0)));
     }
 }
