@@ -102,6 +102,10 @@ fn a_selection_from_elsewhere_must_fit() {
     assert!(matches!(take(&[1.0; 2], &[]), Err(CompressError::Length { expected: 3, actual: 2, .. })));
     assert!(matches!(take(&[1.0; 3], &[4, 3]), Err(CompressError::Selection { .. })));
     assert!(matches!(take(&[1.0; 3], &[3, 10]), Err(CompressError::Selection { .. })));
+    for bad in [f32::INFINITY, f32::NEG_INFINITY, -1.0] {
+        let refused = take(&[1.0, bad, 2.0], &[3, 9]);
+        assert_eq!(refused, Err(CompressError::Maximum { parameter: "weight".to_owned(), maximum: bad }));
+    }
     take(&[1.0, f32::NAN, 2.0], &[3, 9]).unwrap();
     assert!(matches!(take(&[1.0; 3], &[]), Err(CompressError::Twice { .. })));
     assert_eq!((compressor.layer_statistics(0).bad_bins, compressor.layer_statistics(0).scale), (1, 1.0));
@@ -110,6 +114,18 @@ fn a_selection_from_elsewhere_must_fit() {
     let mut dense = Compressor::new(small_model(Policy::dense()));
     assert!(matches!(dense.take_selection(0, &[], &[]), Err(CompressError::NoSelection { .. })));
     assert!(matches!(dense.take_selection(9, &[], &[]), Err(CompressError::Unknown { .. })));
+}
+
+#[test]
+fn a_residual_from_elsewhere_must_be_finite() {
+    let mut compressor = Compressor::new(one_layer(4, 2));
+    compressor.set_residual(0, &[1.0, -2.0, 0.0, f32::MAX]).unwrap();
+    for bad in [f32::NAN, f32::INFINITY] {
+        let refused = compressor.set_residual(0, &[0.0, 0.0, bad, 0.0]);
+        assert_eq!(refused, Err(CompressError::Residual { parameter: "weight".to_owned() }));
+    }
+    assert!(matches!(compressor.set_residual(0, &[0.0; 3]), Err(CompressError::Length { actual: 3, .. })));
+    assert_eq!(compressor.residual(0).unwrap(), [1.0, -2.0, 0.0, f32::MAX]);
 }
 
 #[test]
