@@ -163,6 +163,9 @@ impl Compressor {
 
     /// Compresses one layer, by its number in the layout, as soon as the backward pass has its gradient. The first layer
     /// opens the step.
+    ///
+    /// Where memory is shared with other languages, nothing may change the gradient meanwhile. If something does, what is sent is
+    /// undefined, and a NaN that came into the residual makes the next step not finite and is then set to 0.
     pub fn compress_layer(
         &mut self,
         layer: usize,

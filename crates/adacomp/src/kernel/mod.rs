@@ -4,6 +4,9 @@
 //! finds the bin maximum and only reads, so a bin with a NaN or an infinity is known before anything of it is stored;
 //! the second stores `G` and selects. What was selected is not subtracted here: the scale is not known before the last
 //! bin, and the next step loads every element anyway (see `residual.rs`).
+//!
+//! A gradient that another thread changes between the passes can bring a NaN into the residual. To look again at what is stored
+//! would not be free; the next step finds the bin bad, and `residual.rs` removes the NaN.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
