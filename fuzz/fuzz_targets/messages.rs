@@ -55,7 +55,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!((0..learners).map(owned).collect::<Vec<_>>(), owners);
     }
     assert!(changed || matches!(outcome, Ok(Outcome::Averaged)));
-    // A scale near the largest f32 may be accepted, and can make a later average infinite; learners still end alike.
+    // A scale near the largest f32 may be accepted, and a later sum overflow, so that the step is dropped; learners still end alike.
     if how & 64 != 0 {
         let _ = all.good_step();
     }

@@ -192,7 +192,7 @@ impl Exchange {
         self.exchange.kept(learner, layer).map(|values| f32_array(py, &values)).transpose()
     }
 
-    /// Replaces a parameter's residual.
+    /// Replaces a parameter's residual. All values must be finite.
     fn set_residual(&mut self, py: Python<'_>, layer: usize, values: PyBuffer<f32>) -> PyResult<()> {
         check_layer(self.layout(), layer)?;
         check_shape(values.shape(), &self.layout()[layer])?;
@@ -203,8 +203,7 @@ impl Exchange {
         {
             return Err(refused("a step is open, or the parameter has no residual of this length"));
         }
-        compressor.residual_mut(layer).copy_from_slice(&values);
-        Ok(())
+        compressor.set_residual(layer, &values).map_err(refused)
     }
 
     /// Returns what the learner keeps: its residuals by name, what it keeps as an owner by name, and a text that says who saved it.

@@ -393,6 +393,7 @@ impl<T> Exchange<T> {
             owner_before: Vec::new(),
             traffic: Traffic::default(),
             fault: None,
+            overflow: false,
         };
         let mut exchange = Self {
             hosted: hosted.enumerate().map(learner).collect(),

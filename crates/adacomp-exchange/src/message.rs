@@ -9,6 +9,7 @@
 use crate::error::{Cause, ExchangeError};
 use crate::exchange::Options;
 use crate::strategy::{Collective, Fault};
+use adacomp::internal::largest;
 use adacomp::{DecodeError, Layout};
 use std::sync::Arc;
 
@@ -211,20 +212,36 @@ pub(crate) fn write_values(values: &[f32], message: &mut Vec<u8>) {
     message.extend(values.iter().flat_map(|value| value.to_le_bytes()));
 }
 
-/// Reads values from the front of `bytes`, which move past them.
-pub(crate) fn read_values<'a>(
-    bytes: &mut &'a [u8],
+/// Reads values of a layer from the front of `bytes`, which move past them, and hands them on block by block, with the number of
+/// the first. All must be finite; each block is checked while it is in the nearest cache.
+pub(crate) fn read_values(
+    bytes: &mut &[u8],
+    layer: usize,
     count: usize,
-) -> Result<impl Iterator<Item = f32> + use<'a>, DecodeError> {
-    let (front, rest) =
-        bytes.split_at_checked(4 * count).ok_or(DecodeError::Truncated { part: "dense values" })?;
+    mut take: impl FnMut(usize, &[f32]),
+) -> Result<(), DecodeError> {
+    const BLOCK: usize = 512;
+    let (front, rest) = bytes.split_at_checked(4 * count).ok_or(TRUNCATED)?;
     *bytes = rest;
-    Ok(front.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)))
+    let mut block = [0.0; BLOCK];
+    for (number, values) in front.as_chunks().0.chunks(BLOCK).enumerate() {
+        let block = &mut block[..values.len()];
+        block.iter_mut().zip(values).for_each(|(to, from)| *to = f32::from_le_bytes(*from));
+        if !largest(block.iter().copied()).is_finite() {
+            return Err(DecodeError::Value { layer });
+        }
+        take(number * BLOCK, block);
+    }
+    Ok(())
 }
+
+const TRUNCATED: DecodeError = DecodeError::Truncated { part: "dense values" };
 
 /// Reads a scale from the front of `bytes`, which move past it.
 pub(crate) fn read_scale(bytes: &mut &[u8], layer: usize) -> Result<f32, DecodeError> {
-    let scale = read_values(bytes, 1)?.next().unwrap_or(f32::NAN);
+    let (front, rest) = bytes.split_first_chunk().ok_or(TRUNCATED)?;
+    *bytes = rest;
+    let scale = f32::from_le_bytes(*front);
     if !(scale.is_finite() && scale.is_sign_positive()) {
         return Err(DecodeError::Value { layer });
     }

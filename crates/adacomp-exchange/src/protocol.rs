@@ -51,6 +51,9 @@ pub(crate) struct Learner {
     pub(crate) traffic: Traffic,
     /// What it has refused in this step.
     pub(crate) fault: Option<Fault>,
+    /// Whether, as an owner, it found that the sum of all learners' gradients is not finite. Others learn it from its next
+    /// message, and so does it, so that all name the same learner.
+    pub(crate) overflow: bool,
 }
 
 impl Learner {
@@ -119,7 +122,7 @@ impl<T> Exchange<T> {
 
     pub(crate) fn begin_step(&mut self, step: u64, sending: Sending) {
         (self.step, self.sending, self.non_finite) = (step, sending, None);
-        self.hosted.iter_mut().for_each(|learner| learner.fault = None);
+        self.hosted.iter_mut().for_each(|learner| (learner.fault, learner.overflow) = (None, false));
         self.in_use = 0;
         if !self.as_given && !self.layout.is_empty() {
             self.push_group(&Vec::from_iter(0..self.layout.len()));
@@ -198,7 +201,7 @@ impl<T> Exchange<T> {
             let is_bad = |layer: &usize| learner.compressor.layer_statistics(*layer).bad_bins > 0;
             if learner.fault.is_some() {
                 Flag::Failed
-            } else if known_non_finite || context.layers.iter().any(is_bad) {
+            } else if known_non_finite || learner.overflow || context.layers.iter().any(is_bad) {
                 Flag::NonFinite
             } else {
                 Flag::Good

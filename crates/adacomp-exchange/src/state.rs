@@ -4,6 +4,7 @@ use crate::error::ExchangeError;
 use crate::exchange::{Exchange, Options};
 use crate::protocol::Learner;
 use crate::strategy::shard;
+use adacomp::internal::largest;
 use adacomp::{
     CompressError, Compressor, Gradient, Layer, Layout, Packet, Parameter, SavedBy, Sending, StateError,
     Treatment,
@@ -71,6 +72,10 @@ impl<T> Exchange<T> {
             for (layer, start, values) in &kept_by_owners {
                 let residual = &mut compressor.residual_mut(*layer)[*start..*start + values.len()];
                 residual.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+                if !largest(residual.iter().copied()).is_finite() {
+                    let parameter = self.layout[*layer].name().to_owned();
+                    return Err(StateError::NonFinite { learner: learner.number, parameter }.into());
+                }
             }
             let mut owner = learner.owner.as_ref().map(Compressor::emptied);
             if let Some(owner) = owner.as_mut().filter(|_| owners_stay && !owners.is_empty()) {

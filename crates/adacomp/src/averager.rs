@@ -1,7 +1,7 @@
 //! Averages the frames of all learners.
 
 use crate::error::AverageError;
-use crate::kernel::write_blocks;
+use crate::kernel::{largest, write_blocks};
 use crate::policy::Layout;
 use crate::wire::{Adder, Frame};
 use std::sync::Arc;
@@ -23,9 +23,10 @@ pub struct Averager {
 pub enum Outcome {
     /// The output is the averaged gradient: commit the step.
     Averaged,
-    /// This learner's gradient is not finite, and the output is unchanged: roll the step back.
+    /// This learner's gradient is not finite, or the sum of all learners' gradients is not, and the output is unchanged: roll
+    /// the step back.
     NonFinite {
-        /// The first such learner.
+        /// The first such learner; where it is the sum, the first that found it.
         learner: usize,
     },
 }
@@ -84,8 +85,26 @@ impl Averager {
         if frames.is_empty() {
             return Err(AverageError::Empty);
         }
+        if non_finite.is_none() && (0..layers.len()).any(|position| self.overflows(position)) {
+            // All learners find the same, so the first is named.
+            non_finite = Some(0);
+        }
         self.ready = non_finite.is_none();
         Ok(non_finite.map_or(Outcome::Averaged, |learner| Outcome::NonFinite { learner }))
+    }
+
+    /// Returns whether the sum of the sections at this position overflows, although each of them is finite.
+    fn overflows(&self, position: usize) -> bool {
+        // Half of what an f32 can hold leaves room for the rounding of millions of learners.
+        let bound: f64 = self.frames.iter().map(|frame| f64::from(frame.largest(position))).sum();
+        if bound < f64::from(f32::MAX / 2.0) {
+            return false;
+        }
+        // Learners may have selected different elements, so only the sum itself tells.
+        let layer = self.frames[0].sections().nth(position).map_or(0, |section| section.layer);
+        let mut sum = vec![0.0; self.layout[layer].elements()];
+        self.frames.iter().for_each(|frame| frame.adder(position).add_block(0, &mut sum));
+        !largest(sum.into_iter()).is_finite()
     }
 
     /// Returns learner, layer and bytes of each section of the frames that were checked last, if they can be averaged.

@@ -2,8 +2,8 @@
 
 use crate::error::CompressError;
 use crate::gradient::Gradient;
-use crate::kernel::Kernel;
-use crate::packet::{Packet, Selected};
+use crate::kernel::{Kernel, largest};
+use crate::packet::{Packet, Selected, ascend_within};
 use crate::policy::{Layer, Layout, Treatment, check_ascending};
 use crate::residual::{Residual, ResidualStatistics};
 use crate::selection::{Rule, Scratch};
@@ -163,6 +163,9 @@ impl Compressor {
 
     /// Compresses one layer, by its number in the layout, as soon as the backward pass has its gradient. The first layer
     /// opens the step.
+    ///
+    /// Where memory is shared with other languages, nothing may change the gradient meanwhile. If something does, what is sent is
+    /// undefined, and a NaN that came into the residual makes the next step not finite and is then set to 0.
     pub fn compress_layer(
         &mut self,
         layer: usize,
@@ -232,8 +235,10 @@ impl Compressor {
         if expected != actual {
             return Err(CompressError::Length { parameter: parameter(), expected, actual });
         }
-        let ascends = selected.is_sorted_by(|a, b| a.index() < b.index());
-        if !ascends || selected.last().is_some_and(|last| last.index() >= elements) {
+        if let Some(&maximum) = maxima.iter().find(|maximum| maximum.is_infinite() || **maximum < 0.0) {
+            return Err(CompressError::Maximum { parameter: parameter(), maximum });
+        }
+        if !ascend_within(selected, 0..elements) {
             return Err(CompressError::Selection { parameter: parameter() });
         }
         self.open = true;
@@ -415,10 +420,29 @@ impl Compressor {
         self.layers[layer].residual.as_mut().map(|residual| &*residual.subtracted())
     }
 
-    /// Returns a layer's residual, to change what is in it by values that were kept elsewhere.
+    /// Replaces a layer's residual by values that were kept elsewhere. All must be finite: with a NaN in its residual every step of
+    /// the layer would be.
     ///
     /// # Panics
     /// If the layer has no residual, or a step is open.
+    pub fn set_residual(&mut self, layer: usize, values: &[f32]) -> Result<(), CompressError> {
+        let parameter = || self.layout[layer].name().to_owned();
+        let (expected, actual) = (self.layout[layer].elements(), values.len());
+        if expected != actual {
+            return Err(CompressError::Length { parameter: parameter(), expected, actual });
+        }
+        if !largest(values.iter().copied()).is_finite() {
+            return Err(CompressError::Residual { parameter: parameter() });
+        }
+        self.residual_mut(layer).copy_from_slice(values);
+        Ok(())
+    }
+
+    /// Returns a layer's residual, to change it in place. What is written must be finite.
+    ///
+    /// # Panics
+    /// If the layer has no residual, or a step is open.
+    #[doc(hidden)]
     pub fn residual_mut(&mut self, layer: usize) -> &mut [f32] {
         assert!(!self.open, "a step is open");
         self.layers[layer].residual.as_mut().expect("a layer with a residual").subtracted()

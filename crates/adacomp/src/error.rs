@@ -81,6 +81,14 @@ pub enum CompressError {
     /// A selection that was made elsewhere and is not of this layer's elements in ascending order.
     #[error("parameter `{parameter}`: selected elements are not ascending, or beyond its end")]
     Selection { parameter: String },
+    /// A bin maximum that was found elsewhere and is negative or infinite.
+    #[error(
+        "parameter `{parameter}`: bin maximum {maximum} is neither NaN, for a bin that is not finite, nor a finite number of at least 0"
+    )]
+    Maximum { parameter: String, maximum: f32 },
+    /// A residual from elsewhere that is NaN or infinite.
+    #[error("parameter `{parameter}`: a residual must be finite")]
+    Residual { parameter: String },
     /// Layers that are not in the layout, or not in ascending order.
     #[error("layers {layers:?} are not ascending numbers below {count}")]
     Layers { layers: Vec<usize>, count: usize },

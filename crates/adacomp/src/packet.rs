@@ -32,6 +32,15 @@ impl Selected {
     }
 }
 
+/// Returns whether elements are in ascending order and in this range. It takes a pass over them, a vector at a time.
+pub(crate) fn ascend_within(selected: &[Selected], range: Range<usize>) -> bool {
+    let (Some(first), Some(last)) = (selected.first(), selected.last()) else { return true };
+    let pairs = selected.iter().zip(&selected[1..]);
+    range.contains(&first.index())
+        && range.contains(&last.index())
+        && pairs.fold(true, |ascends, (before, after)| ascends & (before.index() < after.index()))
+}
+
 /// Reserves capacity for `more` elements. A model's selections are long, above all in the first steps, and their memory is
 /// kept, so it grows by an eighth at a time and not twofold.
 pub(crate) fn make_room<T>(buffer: &mut Vec<T>, more: usize) {

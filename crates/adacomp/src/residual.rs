@@ -59,6 +59,9 @@ impl Residual {
         self.pending = Pending::Selection;
         let (scale, bad_bins) = rule.scale.of(&scratch.maxima, &mut scratch.sorted);
         self.selection.values = [scale, -scale];
+        if bad_bins > 0 {
+            self.clear_non_finite();
+        }
         bad_bins
     }
 
@@ -75,12 +78,19 @@ impl Residual {
         self.pending = Pending::Selection;
         let gradient = gradient.read(0..self.values.len(), factor, &mut scratch.converted);
         if !self.values.iter().zip(gradient).all(|(r, dw)| (r + dw).is_finite()) {
+            self.clear_non_finite();
             return 1;
         }
         self.values.iter_mut().zip(gradient).for_each(|(r, dw)| *r += dw);
         self.selection.values =
             select_top(&self.values, percent, &mut scratch.magnitudes, &mut self.selection.selected);
         0
+    }
+
+    /// Sets elements of the residual that are not finite to 0, in a step that is dropped anyway. Only a gradient that another
+    /// thread changed between the two passes over it can have brought them there; the layer would never be finite again.
+    fn clear_non_finite(&mut self) {
+        self.values.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = 0.0);
     }
 
     /// Fills the empty selection with these parts, in order.

@@ -6,6 +6,7 @@
 use super::{Collective, Fault, Rounds, slot};
 use crate::message::{Context, read_values, write_values};
 use crate::protocol::Learner;
+use adacomp::internal::largest;
 use adacomp::{DecodeError, Packet};
 use std::ops::Range;
 
@@ -82,16 +83,19 @@ impl LayerRounds for Dense {
             average.clear();
             average.resize(elements, 0.0);
             for (sender, bytes) in contents.iter_mut().enumerate() {
-                let values = read_values(bytes, elements).map_err(Fault::of(sender))?;
-                average.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+                let add = |start: usize, values: &[f32]| {
+                    average[start..].iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+                };
+                read_values(bytes, at.layer, elements, add).map_err(Fault::of(sender))?;
             }
             let factor = 1.0 / contents.len() as f32;
             average.iter_mut().for_each(|sum| *sum *= factor);
+            learners[0].overflow |= !largest(average.iter().copied()).is_finite();
         } else if at.context.is_last_round() {
             self.result.clear();
             for (owner, bytes) in contents.iter_mut().enumerate() {
-                let values = read_values(bytes, at.shard(owner).len());
-                self.result.extend(values.map_err(Fault::of(owner))?);
+                let keep = |_, values: &[f32]| self.result.extend_from_slice(values);
+                read_values(bytes, at.layer, at.shard(owner).len(), keep).map_err(Fault::of(owner))?;
             }
         }
         Ok(())

@@ -52,6 +52,10 @@ impl LayerRounds for Reduce {
                 && let Some(value) = average.get_mut(*element as usize - start)
             {
                 *value = *sum as f32 * scale / learners;
+                // The average is at most the scale, and fits even if the sum does not.
+                if value.is_infinite() {
+                    *value = (f64::from(*sum) * f64::from(scale) / f64::from(learners)) as f32;
+                }
                 rest = after;
             }
         });

@@ -116,12 +116,9 @@ fn compress_average(
 ) -> Result<(), Fault> {
     let Some(owner) = &mut learner.owner else { return Ok(()) };
     let compressed = owner.compress_layer(layer, average.into(), sending);
-    // Only a sum of scales that overflows is refused here.
-    if compressed.is_ok() && owner.layer_statistics(layer).bad_bins == 0 {
-        Ok(())
-    } else {
-        Err(Fault::of(learner.number)(DecodeError::Value { layer }))
-    }
+    // Each share is finite, so a bad bin is a sum that overflows.
+    learner.overflow |= owner.layer_statistics(layer).bad_bins > 0;
+    compressed.map_err(|_| Fault::of(learner.number)(DecodeError::Value { layer }))
 }
 
 fn sparse(scale: f32, selected: &[Selected]) -> Sparse<'_> {

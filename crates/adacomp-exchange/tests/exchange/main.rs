@@ -6,6 +6,7 @@ mod failures;
 mod faults;
 mod groups;
 mod hand;
+mod numbers;
 mod state;
 mod steps;
 mod support;

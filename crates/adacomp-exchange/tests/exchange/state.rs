@@ -2,7 +2,7 @@
 
 use crate::hand::{carry, protocols, submit};
 use crate::support::{STRATEGIES, model};
-use adacomp::StateError;
+use adacomp::{Compressor, StateError};
 use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{ExchangeError, LearnerState, Strategy};
 
@@ -127,4 +127,24 @@ fn a_bad_state_changes_nothing() {
         assert_eq!(protocol.step(), 0);
         assert!(protocol.compressor(1).unwrap().residual(0).unwrap().iter().all(|&r| r == 0.0));
     }
+}
+
+/// What owners kept is added to residuals, and each can be finite without the sum.
+#[test]
+fn a_residual_that_would_overflow_is_not_loaded() {
+    let (mut old, _) = trained(2, Strategy::Sharded);
+    let huge = |compressor: &mut Compressor| {
+        let elements = compressor.layout()[2].elements();
+        compressor.set_residual(2, &vec![3e38; elements]).unwrap();
+    };
+    for (learner, protocol) in old.iter_mut().enumerate() {
+        huge(protocol.compressor(learner).unwrap());
+        huge(protocol.owner(learner).unwrap());
+    }
+    let states: Vec<_> = old.iter_mut().flat_map(|protocol| protocol.save().unwrap()).collect();
+    let mut new = protocols(2, Strategy::Reduce).remove(0);
+    let refused = new.load(&states).unwrap_err();
+    assert!(matches!(refused, ExchangeError::State(StateError::NonFinite { learner: 0, .. })), "{refused}");
+    assert_eq!(new.step(), 0);
+    assert!(new.compressor(0).unwrap().residual(2).unwrap().iter().all(|&r| r == 0.0));
 }

@@ -4,6 +4,9 @@
 //! finds the bin maximum and only reads, so a bin with a NaN or an infinity is known before anything of it is stored;
 //! the second stores `G` and selects. What was selected is not subtracted here: the scale is not known before the last
 //! bin, and the next step loads every element anyway (see `residual.rs`).
+//!
+//! A gradient that another thread changes between the passes can bring a NaN into the residual. To look again at what is stored
+//! would not be free; the next step finds the bin bad, and `residual.rs` removes the NaN.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -48,6 +51,11 @@ impl Run<'_> {
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// The magnitude of infinity; a larger one is NaN.
 const INFINITE: u32 = 0x7f80_0000;
+
+/// Returns the largest magnitude; NaN or infinity if one of the values is not finite.
+pub fn largest(values: impl Iterator<Item = f32>) -> f32 {
+    f32::from_bits(values.fold(0, |largest, value| largest.max(value.to_bits() & MAGNITUDE)))
+}
 
 /// One variant of the selection rule, known to run on this machine.
 ///

@@ -5,6 +5,7 @@
 
 use super::{Codec, Header, bits, paper, rice};
 use crate::error::DecodeError;
+use crate::kernel::largest;
 use crate::packet::{HighWaterMark, Packet, Selected, Sparse, make_room};
 use crate::policy::{Layout, Treatment};
 use half::f16;
@@ -50,6 +51,8 @@ struct Checked {
     elements: usize,
     /// Where its contents are in `Frame::bytes`.
     contents: Range<usize>,
+    /// The largest magnitude of what it sends.
+    largest: f32,
 }
 
 impl Frame {
@@ -97,8 +100,8 @@ impl Frame {
             let (treatment, elements) = (layout[layer].treatment, layout[layer].elements());
             let start = self.bytes.len();
             let range = start..start + contents.len();
-            let checked = Checked { section, treatment, elements, contents: range };
-            Contents::open(&checked, contents, header.codec)?.check(layer)?;
+            let mut checked = Checked { section, treatment, elements, contents: range, largest: 0.0 };
+            checked.largest = Contents::open(&checked, contents, header.codec)?.check(layer)?;
             make_room(&mut self.bytes, contents.len());
             self.bytes.extend_from_slice(contents);
             self.sections.push(checked);
@@ -147,6 +150,11 @@ impl Frame {
                 Packet::Sparse(Sparse { values, selected })
             }
         }
+    }
+
+    /// Returns the largest magnitude of what the section at this position sends.
+    pub(crate) fn largest(&self, position: usize) -> f32 {
+        self.sections[position].largest
     }
 
     /// Returns what adds up the section at this position.
@@ -252,22 +260,22 @@ impl<'a> Contents<'a> {
         }
     }
 
-    /// Checks that all of it is right.
-    fn check(self, layer: usize) -> Result<(), DecodeError> {
-        let all_finite = match self {
-            Self::Dense(values) => values.iter().all(|value| f32::from_le_bytes(*value).is_finite()),
-            Self::Half(values) => values.iter().all(|value| f16::from_le_bytes(*value).is_finite()),
-            Self::Selected(_, mut elements) => {
+    /// Checks that all of it is right. Returns the largest magnitude of its values.
+    fn check(self, layer: usize) -> Result<f32, DecodeError> {
+        let largest = match self {
+            Self::Dense(values) => largest(values.iter().map(|value| f32::from_le_bytes(*value))),
+            Self::Half(values) => largest(values.iter().map(|value| f16::from_le_bytes(*value).to_f32())),
+            Self::Selected(values, mut elements) => {
                 let mut some = [Selected::default(); Elements::SOME];
                 while elements.read(&mut some)? > 0 {}
-                return match elements {
-                    Elements::Rice(codes) => codes.end(),
-                    // They go on to the end of the section.
-                    Elements::Paper(_) => Ok(()),
-                };
+                // Those of the paper's code go on to the end of the section.
+                if let Elements::Rice(codes) = elements {
+                    codes.end()?;
+                }
+                largest(values.into_iter())
             }
         };
-        if all_finite { Ok(()) } else { Err(DecodeError::Value { layer }) }
+        if largest.is_finite() { Ok(largest) } else { Err(DecodeError::Value { layer }) }
     }
 }
 

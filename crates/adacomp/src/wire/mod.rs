@@ -12,7 +12,7 @@ pub(crate) use decode::Adder;
 pub use decode::{Form, Frame, Section, outline};
 
 use crate::error::{DecodeError, UnknownName};
-use crate::packet::{Packet, Sparse};
+use crate::packet::{Packet, Sparse, ascend_within};
 use crate::policy::{Layout, Treatment};
 use half::f16;
 use std::fmt;
@@ -142,7 +142,7 @@ impl<'a> FrameWriter<'a> {
     /// Writes what a layer sends, and returns the bytes that it takes.
     ///
     /// # Panics
-    /// If layers do not come in ascending order, or the packet is not one of that layer.
+    /// If layers do not come in ascending order, or the packet is not one of that layer, with its elements in ascending order.
     pub fn section(&mut self, layer: usize, packet: Packet<'_>) -> usize {
         assert!(layer >= self.next_layer, "layer {layer} comes after layer {}", self.next_layer);
         let start = self.out.len();
@@ -177,9 +177,9 @@ impl<'a> FrameWriter<'a> {
             }
             Packet::Sparse(Sparse { values, selected }) => {
                 assert!(layer.treatment.selects(), "`{}` is sent dense", layer.name());
-                let end = selected.last().map_or(0, |last| last.index() + 1);
-                assert!(end <= layer.elements(), "packet of another layer than `{}`", layer.name());
-                debug_assert!(selected.is_sorted_by(|a, b| a.index() < b.index()));
+                // A gap below 0 would be written as zeros until memory ends.
+                let fits = ascend_within(selected, 0..layer.elements());
+                assert!(fits, "not ascending, or of another layer than `{}`", layer.name());
                 self.out.extend_from_slice(&values[0].to_le_bytes());
                 if matches!(layer.treatment, Treatment::TopK(_)) {
                     self.out.extend_from_slice(&values[1].to_le_bytes());

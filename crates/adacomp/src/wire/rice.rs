@@ -6,7 +6,7 @@
 
 use super::bits::{AT_HAND, BitReader, BitWriter, TRUNCATED, read_varint, write_varint};
 use crate::error::DecodeError;
-use crate::packet::{Selected, make_room};
+use crate::packet::{Selected, ascend_within, make_room};
 use std::ops::Range;
 
 /// An index has 31 bits, so no gap needs a larger parameter.
@@ -22,7 +22,12 @@ pub(super) fn encode(selected: &[Selected], out: &mut Vec<u8>) {
 
 /// Writes selected elements of a range without the parameter, which both sides derive from the count. With many short
 /// ranges that byte would matter.
+///
+/// # Panics
+/// If the elements are not in ascending order and in the range.
 pub fn encode_range(selected: &[Selected], range: Range<usize>, out: &mut Vec<u8>) {
+    // A gap below 0 would be written as zeros until memory ends.
+    assert!(ascend_within(selected, range.clone()), "elements are not ascending, or not in {range:?}");
     write_varint(selected.len() as u32, out);
     encode_codes(selected, range.start, usual_parameter(selected.len(), range.len()), out);
 }

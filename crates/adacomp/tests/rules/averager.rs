@@ -158,3 +158,30 @@ fn outputs_must_fit_the_layout() {
     let error = averager.average(0, &frames, &mut [&mut a, &mut b, &mut c[..40], &mut d]).unwrap_err();
     assert_eq!(error, AverageError::Output { position: 3, expected: 0, actual: 3 });
 }
+
+/// Each learner's gradient is finite, but not their sum.
+#[test]
+fn a_sum_that_overflows_is_not_written() {
+    let layout = small_model(Policy::adacomp());
+    for (huge, codec) in [(0, Codec::Rice), (1, Codec::Paper), (2, Codec::Rice)] {
+        // With a third learner that takes away what the first gave, the sum of all would fit, but not that of the first two.
+        for (values, fits) in [([3e38, 3e38, -3e38], false), ([3e38, -3e38, 3e38], true), ([1e38; 3], true)] {
+            let mut frames = vec![Vec::new(); 3];
+            for (learner, value) in values.into_iter().enumerate() {
+                let mut compressor = Compressor::new(layout.clone());
+                let mut gradients = gradients(&layout, &mut Random(5));
+                gradients[huge].fill(value);
+                compressor.compress(&named(&layout, &gradients)).unwrap();
+                compressor.encode(codec, learner, 0, &mut frames[learner]).unwrap();
+            }
+            let mut written = output();
+            let outcome = average(0, &frames, &mut written).unwrap();
+            if fits {
+                assert_eq!(outcome, Outcome::Averaged);
+                assert!(written.iter().flatten().all(|value| value.is_finite()));
+            } else {
+                assert_eq!((outcome, written), (Outcome::NonFinite { learner: 0 }, output()));
+            }
+        }
+    }
+}

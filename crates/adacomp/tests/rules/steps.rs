@@ -2,7 +2,9 @@
 
 use crate::support::{Random, bits, gradients, named, one_layer, residuals, selected, sent, small_model};
 use adacomp::half::{bf16, f16};
-use adacomp::{Codec, CompressError, Compressor, Gradient, Policy, Scale, Sending, StateError};
+use adacomp::{
+    Codec, CompressError, Compressor, Gradient, Kernel, Parameter, Policy, Scale, Sending, StateError,
+};
 use std::sync::Arc;
 
 fn step(compressor: &mut Compressor, gradient: &[f32]) -> Vec<f32> {
@@ -102,6 +104,10 @@ fn a_selection_from_elsewhere_must_fit() {
     assert!(matches!(take(&[1.0; 2], &[]), Err(CompressError::Length { expected: 3, actual: 2, .. })));
     assert!(matches!(take(&[1.0; 3], &[4, 3]), Err(CompressError::Selection { .. })));
     assert!(matches!(take(&[1.0; 3], &[3, 10]), Err(CompressError::Selection { .. })));
+    for bad in [f32::INFINITY, f32::NEG_INFINITY, -1.0] {
+        let refused = take(&[1.0, bad, 2.0], &[3, 9]);
+        assert_eq!(refused, Err(CompressError::Maximum { parameter: "weight".to_owned(), maximum: bad }));
+    }
     take(&[1.0, f32::NAN, 2.0], &[3, 9]).unwrap();
     assert!(matches!(take(&[1.0; 3], &[]), Err(CompressError::Twice { .. })));
     assert_eq!((compressor.layer_statistics(0).bad_bins, compressor.layer_statistics(0).scale), (1, 1.0));
@@ -110,6 +116,44 @@ fn a_selection_from_elsewhere_must_fit() {
     let mut dense = Compressor::new(small_model(Policy::dense()));
     assert!(matches!(dense.take_selection(0, &[], &[]), Err(CompressError::NoSelection { .. })));
     assert!(matches!(dense.take_selection(9, &[], &[]), Err(CompressError::Unknown { .. })));
+}
+
+/// A gradient that is changed while it is compressed can leave such a residual, which costs one step and not the rest of the run.
+#[test]
+fn a_residual_that_is_not_finite_heals() {
+    let top_k = Arc::new(Policy::top_k(50.0).layout([Parameter::new("weight", &[40, 50])]).unwrap());
+    for (layout, bad) in
+        [(one_layer(2000, 50), f32::NAN), (one_layer(2000, 500), f32::INFINITY), (top_k, f32::NAN)]
+    {
+        for kernel in Kernel::all() {
+            let mut compressor = Compressor::new(layout.clone()).with_kernel(kernel);
+            let mut random = Random(17);
+            step(&mut compressor, &random.gradient(2000));
+            let before = compressor.residual(0).unwrap().to_vec();
+            compressor.residual_mut(0)[7] = bad;
+            compressor.compress(&[("weight", random.gradient(2000).as_slice().into())]).unwrap();
+            assert!(!compressor.is_finite());
+            compressor.rollback();
+            let after = compressor.residual(0).unwrap();
+            assert_eq!((&after[..7], after[7], &after[8..50]), (&before[..7], 0.0, &before[8..50]));
+            compressor.compress(&[("weight", random.gradient(2000).as_slice().into())]).unwrap();
+            assert!(compressor.is_finite(), "{kernel}");
+            compressor.commit().unwrap();
+            assert!(compressor.residual(0).unwrap().iter().all(|value| value.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn a_residual_from_elsewhere_must_be_finite() {
+    let mut compressor = Compressor::new(one_layer(4, 2));
+    compressor.set_residual(0, &[1.0, -2.0, 0.0, f32::MAX]).unwrap();
+    for bad in [f32::NAN, f32::INFINITY] {
+        let refused = compressor.set_residual(0, &[0.0, 0.0, bad, 0.0]);
+        assert_eq!(refused, Err(CompressError::Residual { parameter: "weight".to_owned() }));
+    }
+    assert!(matches!(compressor.set_residual(0, &[0.0; 3]), Err(CompressError::Length { actual: 3, .. })));
+    assert_eq!(compressor.residual(0).unwrap(), [1.0, -2.0, 0.0, f32::MAX]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Every rule of the wire format, broken once.
 
 use crate::support::{Random, gradients, has_packets, named, one_layer, small_model};
+use adacomp::internal::encode_range;
 use adacomp::{
     AverageError, Averager, Codec, CompressError, Compressor, DecodeError, Frame, FrameWriter, Header,
     Layout, Packet, Parameter, Policy, Selected, Sparse, section_bytes,
@@ -271,4 +272,25 @@ fn the_last_step_is_measured_in_any_code() {
     }
     let _ = compressor.residual(0);
     assert_eq!(compressor.last_packet(0), None);
+}
+
+/// Gaps below 0 were written as zeros until memory ended, where overflow is not checked.
+#[test]
+fn elements_out_of_order_or_range_are_not_written() {
+    let layout = one_layer(100, 50);
+    let panic = |write: &dyn Fn()| {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).unwrap_err();
+        panic.downcast_ref::<String>().cloned().unwrap_or_default()
+    };
+    for elements in [&[(5, false), (3, true)][..], &[(5, false), (5, true)], &[(5, false), (100, true)]] {
+        for codec in [Codec::Rice, Codec::Paper] {
+            let told = panic(&|| drop(frame(&layout, codec, [1.0, -1.0], elements)));
+            assert_eq!(told, "not ascending, or of another layer than `weight`");
+        }
+    }
+    for elements in [&[25, 23][..], &[19], &[25, 30], &[23, 29, 24, 26]] {
+        let selected: Vec<_> = elements.iter().map(|&index| Selected::new(index, false)).collect();
+        let told = panic(&|| encode_range(&selected, 20..30, &mut Vec::new()));
+        assert_eq!(told, "elements are not ascending, or not in 20..30");
+    }
 }
