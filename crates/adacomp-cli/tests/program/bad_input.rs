@@ -2,6 +2,7 @@
 
 use crate::support::{Folder, files, finish, program, run, succeed, write_idx};
 use std::fs;
+use std::io::{Read, Write};
 use std::process::Command;
 
 /// Runs it, and holds it to what bad input must give.
@@ -123,6 +124,16 @@ fn idx_files_that_are_missing_truncated_or_wrong() {
     fs::remove_file(&labels).unwrap();
     folder.write("idx/train-labels-idx1-ubyte.gz", b"not gzip");
     refused(&folder, "train mnist-dnn --data idx", "train-labels-idx1-ubyte.gz is damaged: fetch it again");
+    // 256 labels by its header, and then 64 MB of zeros in 64 kB.
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(&good).unwrap();
+    std::io::copy(&mut std::io::repeat(0).take(64 << 20), &mut packed).unwrap();
+    folder.write("idx/train-labels-idx1-ubyte.gz", &packed.finish().unwrap());
+    refused(
+        &folder,
+        "train mnist-dnn --data idx",
+        "more than 256 bytes of data do not fit the dimensions [256]",
+    );
 }
 
 #[test]
