@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         Ok(End::Done) => ExitCode::SUCCESS,
         Ok(End::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            note!("error: {}", one_line(&error));
+            note!("error: {}", show::escaped(&one_line(&error)));
             ExitCode::from(CANNOT)
         }
     }

@@ -16,6 +16,7 @@
 mod save;
 
 use crate::config::Config;
+use crate::files;
 use crate::history::{History, Seconds, Sums};
 use crate::optimizer::Optimizer;
 use crate::trainer::State;
@@ -70,8 +71,7 @@ impl Checkpoint {
                 .with_context(|| format!("{}: there is no checkpoint to resume from", folder.display()))?,
         };
         let path = folder.join(RUN);
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut saved: Saved = serde_json::from_str(&text).with_context(|| {
+        let mut saved: Saved = serde_json::from_slice(&files::read(&path)?).with_context(|| {
             format!("{} is damaged, or of another version of this program", path.display())
         })?;
         if saved.format != FORMAT {
@@ -94,8 +94,7 @@ impl Checkpoint {
     }
 
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>> {
-        let path = self.folder.join(name);
-        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+        files::read(&self.folder.join(name))
     }
 
     fn tensors(&self, name: &str, prefix: &str, parameters: &[Parameter]) -> Result<Vec<Vec<f32>>> {

@@ -68,6 +68,16 @@ fn settings_that_make_no_sense() {
         ("train digits --learners some", "invalid value 'some'"),
         ("train digits --nonsense", "unexpected argument '--nonsense'"),
         ("train", "<RECIPE>"),
+        ("train digits --timeout 0", "invalid value '0' for '--timeout <SECONDS>'"),
+        (
+            "train digits --timeout 18446744073709551615",
+            "invalid value '18446744073709551615' for '--timeout",
+        ),
+        ("train digits --save-every 0", "invalid value '0' for '--save-every <STEPS>'"),
+        ("compare digits --schemes dense,adacomp,dense", "the scheme dense is named twice"),
+        ("plan digits --compute 1e308s", "a time of `1e308s`: write it like 0.3s, 20ms or 50us"),
+        ("plan digits --bandwidth 1e-300gbit", "a link speed of `1e-300gbit`: write it like 100mbit"),
+        ("plan digits --learners-per-core 1e308", "choose a number from 1 on, and at most 10000"),
         (
             "compare digits --schemes dense,top-k --strategy reduce",
             "top-k can only be exchanged with the strategy gather",
