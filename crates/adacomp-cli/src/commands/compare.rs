@@ -71,25 +71,28 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
             say!("{}", value_name(scheme));
         }
         let ended = session.train(config, &own, None, from.as_ref())?;
-        if ended.interrupted {
-            end = End::Interrupted;
-        }
+        end = ended.end();
         runs.push((scheme, ended));
         if session.is_reporter() {
             let finished = runs.len() == comparison.schemes.len() && end == End::Done;
             write_report(&session, &comparison, &runs, finished, &folder)?;
         }
-        if end == End::Interrupted {
+        if end != End::Done {
             break;
         }
     }
     match end {
         _ if !session.is_reporter() => {}
         End::Interrupted => note!("interrupted; go on with: adacomp compare --resume {}", folder.display()),
+        End::Diverged => {}
         End::Done => {
             conclude(&session, &runs)?;
             note!("report: {}", folder.join(REPORT).display());
         }
+    }
+    for (scheme, ended) in runs.iter().filter(|_| session.is_reporter()) {
+        let own = folder.join(value_name(*scheme));
+        ended.trouble(&own).inspect(|trouble| note!("{}: {trouble}", value_name(*scheme)));
     }
     session.end();
     Ok(end)

@@ -1,6 +1,7 @@
 //! Bad input: one line that says what to do, exit code 2, and nothing overwritten.
 
 use crate::support::{Folder, files, finish, program, run, succeed, write_idx};
+use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::process::Command;
@@ -207,6 +208,61 @@ fn a_checkpoint_of_another_recipe_or_a_damaged_one() {
     refused(&folder, "train --resume run", "format 99, but this program reads format 1");
     fs::write(&json, &text[..text.len() / 2]).unwrap();
     refused(&folder, "train --resume run", "run.json is damaged");
+}
+
+#[test]
+fn a_checkpoint_that_was_edited() {
+    let folder = Folder::new();
+    succeed(folder.path(), "train digits --strategy sharded --steps 50 --out run");
+    let checkpoint = folder.path().join("run/checkpoint-00000050");
+    let json = checkpoint.join("run.json");
+    let good: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let refused_after = |edit: &dyn Fn(&mut Value), message: &str| {
+        let mut edited = good.clone();
+        edit(&mut edited);
+        fs::write(&json, edited.to_string()).unwrap();
+        refused(&folder, "train --resume run --steps 60", message);
+    };
+    let without = |saved: &mut Value, list: &str, name: &str| {
+        assert!(saved[list].as_object_mut().unwrap().remove(name).is_some());
+    };
+    refused_after(
+        &|saved| drop(saved["epoch"].as_array_mut().unwrap().pop()),
+        "4 learners, but the sums of 3",
+    );
+    refused_after(&|saved| saved["config"]["learners"] = 2.into(), "2 learners, but the sums of 4");
+    refused_after(
+        &|saved| saved["before"]["layers"] = Value::Array(Vec::new()),
+        "6 layers, but the sums of another number of layers",
+    );
+    refused_after(&|saved| saved["step"] = u64::MAX.into(), "a step of 18446744073709551615 cannot be");
+    refused_after(&|saved| saved["step"] = 3.into(), "a step of 3 cannot be");
+    refused_after(
+        &|saved| saved["files"] = serde_json::json!({}),
+        "weights.safetensors is not in the list of files",
+    );
+    for name in ["residuals-0003.safetensors", "owner-0001.safetensors"] {
+        refused_after(&|saved| without(saved, "files", name), &format!("{name} is not in the list of files"));
+    }
+    refused_after(&|saved| saved["files"]["/dev/zero"] = "0".into(), "`/dev/zero` is no name of a file");
+    for name in ["weights.safetensors", "optimizer.safetensors"] {
+        let bytes = fs::read(checkpoint.join(name)).unwrap();
+        let mut damaged = bytes.clone();
+        let last = damaged.len() - 4;
+        damaged[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+        fs::write(checkpoint.join(name), &damaged).unwrap();
+        let checksum = format!("{:08x}", crc32fast::hash(&damaged));
+        let mut edited = good.clone();
+        edited["files"][name] = checksum.into();
+        fs::write(&json, edited.to_string()).unwrap();
+        let ended = run(folder.path(), "train --resume run --steps 60");
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        let line = ended.stderr.lines().last().unwrap();
+        assert!(line.contains(name) && line.ends_with("is not finite"), "{line}");
+        fs::write(checkpoint.join(name), &bytes).unwrap();
+    }
+    fs::write(&json, good.to_string()).unwrap();
+    succeed(folder.path(), "train --resume run --steps 60");
 }
 
 /// Runs a line of shell in namespaces of its own, where it may mount.
