@@ -261,6 +261,17 @@ fn a_checkpoint_that_was_edited() {
         assert!(line.contains(name) && line.ends_with("is not finite"), "{line}");
         fs::write(checkpoint.join(name), &bytes).unwrap();
     }
+    // One learner's residuals in the place of another's.
+    let [first, second] = ["residuals-0000.safetensors", "residuals-0001.safetensors"];
+    let [bytes, of_second] = [first, second].map(|name| fs::read(checkpoint.join(name)).unwrap());
+    fs::write(checkpoint.join(second), &bytes).unwrap();
+    let mut edited = good.clone();
+    edited["files"][second] = edited["files"][first].clone();
+    fs::write(&json, edited.to_string()).unwrap();
+    let ended = run(folder.path(), "train --resume run --learners 2 --steps 60");
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("`learner` is 0, expected 1"), "{}", ended.stderr);
+    fs::write(checkpoint.join(second), of_second).unwrap();
     fs::write(&json, good.to_string()).unwrap();
     succeed(folder.path(), "train --resume run --steps 60");
 }
