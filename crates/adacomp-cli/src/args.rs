@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Length, Scheme};
 use crate::session::TransportKind;
-use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum, value_parser};
 use std::path::PathBuf;
 
 /// Trains models with many learners, dense and with AdaComp gradient compression.
@@ -96,7 +96,7 @@ pub(crate) struct TrainArguments {
     #[command(flatten)]
     pub(crate) training: TrainingArguments,
     /// Also save after every multiple of this number of steps
-    #[arg(long, value_name = "STEPS")]
+    #[arg(long, value_name = "STEPS", value_parser = value_parser!(u64).range(1..))]
     pub(crate) save_every: Option<u64>,
 }
 
@@ -167,7 +167,7 @@ pub(crate) struct TrainingArguments {
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Seconds to wait for other learners before the run fails
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = value_parser!(u64).range(1..=1 << 32))]
     pub(crate) timeout: u64,
     /// The folder for checkpoints and reports [default: runs/RECIPE-1, -2, ..., or runs/compare-RECIPE-1, ...]
     #[arg(long, value_name = "DIR")]

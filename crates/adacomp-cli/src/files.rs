@@ -1,6 +1,6 @@
 //! Folders and files that appear complete or not at all.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -54,6 +54,8 @@ fn cannot_write(path: &Path) -> String {
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let (parent, name) = split(path);
     let partial = parent.join(name + PARTIAL);
+    // Left behind by a process that was killed; of a link, the link itself.
+    let _ = fs::remove_file(&partial);
     let written = write(&partial, bytes).and_then(|()| {
         fs::rename(&partial, path).with_context(|| format!("cannot write {}", path.display()))
     });
@@ -64,10 +66,19 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     written
 }
 
+/// Writes a file that is not there yet, so that no link is followed to another.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let written =
-        File::create(path).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+        File::create_new(path).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
     written.with_context(|| cannot_write(path))
+}
+
+/// Reads a regular file. Devices and pipes may have no end.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    let failed = || format!("cannot read {}", path.display());
+    let is_file = fs::metadata(path).with_context(failed)?.is_file();
+    ensure!(is_file, "cannot read {}: it is not a regular file", path.display());
+    fs::read(path).with_context(failed)
 }
 
 /// Makes a new name outlive a power cut, where folders can be synced at all.
@@ -100,7 +111,7 @@ const LOCK: &str = ".lock";
 /// A folder that one process works in. Claiming it shows before work begins that it can be written.
 pub(crate) struct Claim {
     lock: PathBuf,
-    _file: File,
+    file: File,
 }
 
 impl Claim {
@@ -108,20 +119,60 @@ impl Claim {
         fs::create_dir_all(folder)
             .with_context(|| format!("cannot create the folder {}", folder.display()))?;
         let lock = folder.join(LOCK);
-        let mut file = File::create(&lock).with_context(|| cannot_write(&lock))?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => bail!("another process works in {}", folder.display()),
-            // Where files cannot be locked, nobody is warned.
-            Err(TryLockError::Error(_)) | Ok(()) => {}
+        for _ in 0..10 {
+            let (file, is_new) = Self::open(&lock)?;
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => bail!("another process works in {}", folder.display()),
+                // Where files cannot be locked, nobody is warned.
+                Err(TryLockError::Error(_)) | Ok(()) => {}
+            }
+            let mut claim = Self { lock: lock.clone(), file };
+            if is_new {
+                claim.file.write_all(b"adacomp").with_context(|| cannot_write(&lock))?;
+            }
+            // One that its process has removed meanwhile keeps nobody out.
+            if claim.is_in_place() {
+                return Ok(claim);
+            }
         }
-        file.write_all(b"adacomp").with_context(|| cannot_write(&lock))?;
-        Ok(Self { lock, _file: file })
+        bail!("another process keeps replacing {}", lock.display())
+    }
+
+    /// Makes the lock, or opens one that was left behind. What is there already is never written to, and no link is followed.
+    fn open(lock: &Path) -> Result<(File, bool)> {
+        match File::create_new(lock) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            file => return Ok((file.with_context(|| cannot_write(lock))?, true)),
+        }
+        let is_file = fs::symlink_metadata(lock).map_or(true, |metadata| metadata.is_file());
+        ensure!(is_file, "{} is not a file of this program: remove it", lock.display());
+        match File::open(lock) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Self::open(lock),
+            file => Ok((file.with_context(|| format!("cannot read {}", lock.display()))?, false)),
+        }
+    }
+
+    /// Returns whether the file that is locked here is the one that others would find.
+    #[cfg(unix)]
+    fn is_in_place(&self) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        match (fs::symlink_metadata(&self.lock), self.file.metadata()) {
+            (Ok(found), Ok(own)) => (found.dev(), found.ino()) == (own.dev(), own.ino()),
+            _ => false,
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn is_in_place(&self) -> bool {
+        self.lock.is_file()
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.lock);
+        if self.is_in_place() {
+            let _ = fs::remove_file(&self.lock);
+        }
     }
 }
 
@@ -133,4 +184,44 @@ pub(crate) fn check_empty(folder: &Path) -> Result<()> {
         bail!("{} is not empty: go on with it by --resume, or choose another --out", folder.display());
     }
     Ok(())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [precious, lock, partial, report] =
+            ["precious", LOCK, "report.partial", "report"].map(|name| folder.path().join(name));
+        fs::write(&precious, "precious").unwrap();
+        symlink(&precious, &lock).unwrap();
+        symlink(&precious, &partial).unwrap();
+        let error = Claim::new(folder.path()).err().unwrap().to_string();
+        assert!(error.ends_with(".lock is not a file of this program: remove it"), "{error}");
+        write_atomically(&report, b"new").unwrap();
+        assert_eq!([fs::read(&precious).unwrap(), fs::read(&report).unwrap()], [&b"precious"[..], b"new"]);
+        assert!(!partial.exists());
+    }
+
+    #[test]
+    fn only_the_own_lock_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = folder.path().join(LOCK);
+        let first = Claim::new(folder.path()).unwrap();
+        assert!(Claim::new(folder.path()).is_err());
+        // Somebody tidies up, and another process begins.
+        fs::remove_file(&lock).unwrap();
+        let second = Claim::new(folder.path()).unwrap();
+        drop(first);
+        assert!(lock.exists() && Claim::new(folder.path()).is_err());
+        drop(second);
+        assert!(!lock.exists());
+        // Left behind by a process that was killed.
+        fs::write(&lock, "adacomp").unwrap();
+        drop(Claim::new(folder.path()).unwrap());
+        assert!(!lock.exists());
+    }
 }

@@ -59,7 +59,7 @@ pub(crate) struct Epoch {
     pub(crate) test_error: f64,
     /// Steps that were dropped in this epoch because a gradient was not finite.
     pub(crate) dropped_steps: u64,
-    /// Bytes that a learner has sent in this epoch, on average over learners.
+    /// Bytes that a learner has sent in this epoch, on average over learners. Here and in all ratios, dropped steps do not count.
     pub(crate) bytes_sent: f64,
     /// Bytes of a dense ring all-reduce over bytes sent.
     #[serde(default)]
@@ -197,6 +197,11 @@ impl Sums {
     pub(crate) fn new(layers: usize) -> Self {
         let [layers, paper, entropy] = [(); 3].map(|()| vec![0.0; layers]);
         Self { layers, paper, entropy, ..Self::default() }
+    }
+
+    /// Returns the number of layers that it has sums of.
+    pub(crate) fn layers(&self) -> usize {
+        self.layers.len()
     }
 
     /// Fills in what an older checkpoint does not say.

@@ -28,6 +28,8 @@ use std::process::ExitCode;
 
 /// The exit code where something cannot be done as asked.
 const CANNOT: u8 = 2;
+/// The exit code of a run that was given up because too many steps were dropped in a row.
+const DIVERGED: u8 = 3;
 /// The exit code after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -36,6 +38,7 @@ const INTERRUPTED: u8 = 130;
 enum End {
     Done,
     Interrupted,
+    Diverged,
 }
 
 fn main() -> ExitCode {
@@ -54,9 +57,10 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(End::Done) => ExitCode::SUCCESS,
+        Ok(End::Diverged) => ExitCode::from(DIVERGED),
         Ok(End::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            note!("error: {}", one_line(&error));
+            note!("error: {}", show::escaped(&one_line(&error)));
             ExitCode::from(CANNOT)
         }
     }

@@ -8,7 +8,7 @@ use crate::data::{self, Data};
 use crate::files::{self, Claim};
 use crate::models::Network;
 use crate::recipes::Recipe;
-use crate::show::Progress;
+use crate::show::{Progress, escaped};
 use crate::trainer::{Ended, Run, Trainer};
 use adacomp_burn::unshared;
 use adacomp_exchange::{ExchangeError, Threads, Transport, TransportError};
@@ -249,7 +249,7 @@ fn first_cause(results: Vec<Result<Ended>>) -> Result<Ended> {
 pub(crate) fn flat(configuration: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => escaped(text),
         Value::Object(object) => {
             object.iter().map(|(name, value)| format!("{value} {name}")).collect::<Vec<_>>().join(", ")
         }

@@ -41,6 +41,24 @@ pub(crate) fn write(text: fmt::Arguments<'_>) {
     }
 }
 
+/// Returns text of unknown origin without control characters, which a terminal would obey.
+pub(crate) fn escaped(text: &str) -> String {
+    let escape = |character: char| match character.is_control() {
+        true => character.escape_default().collect(),
+        false => String::from(character),
+    };
+    text.chars().map(escape).collect()
+}
+
+/// Returns the same, and no more of it than a column of a table can show.
+pub(crate) fn short(text: &str) -> String {
+    const MOST: usize = 100;
+    match text.char_indices().nth(MOST) {
+        None => escaped(text),
+        Some((end, _)) => escaped(&text[..end]) + "...",
+    }
+}
+
 /// Returns rows of cells as columns: the first aligned to the left, the others to the right.
 ///
 /// A crate for tables would need as many lines of settings to draw no borders.
@@ -218,6 +236,12 @@ mod tests {
         );
         assert_eq!([ratio(None), ratio(Some(2.0)), ratio(Some(431.4))], ["-", "2.00", "431"]);
         assert_eq!([seconds(1.0), seconds(125.0), seconds(7260.0)], ["1.0 s", "2:05 min", "2:01 h"]);
+    }
+
+    #[test]
+    fn foreign_text_is_short_and_harmless() {
+        assert_eq!(short("\u{1b}[2Jw\u{9b}1m\u{e4}"), "\\u{1b}[2Jw\\u{9b}1m\u{e4}");
+        assert_eq!(short(&"\u{e4}".repeat(70_000)), "\u{e4}".repeat(100) + "...");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The training loop of one thread or process, for the learners that it hosts.
 
+use crate::End;
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::Config;
 use crate::data::{Batch, Data};
@@ -18,7 +19,7 @@ use anyhow::{Context, Result};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -35,6 +36,11 @@ pub(crate) struct Run {
     pub(crate) stop: Arc<AtomicBool>,
 }
 
+/// A run ends after this number of dropped steps in a row: nothing can change any more.
+pub(crate) const MOST_DROPPED: u64 = 100;
+/// From this number on, a run does not replace a checkpoint that was saved before.
+const DOUBTFUL: u64 = 10;
+
 /// One copy of the weights, and what each learner that is hosted here has of its own.
 pub(crate) struct Trainer<'a, T> {
     pub(crate) run: &'a Run,
@@ -48,6 +54,8 @@ pub(crate) struct Trainer<'a, T> {
     pub(crate) state: State,
     /// Whether something has changed since the last checkpoint.
     unsaved: bool,
+    /// Whether the last checkpoint is of a run that was all right.
+    saved_sound: bool,
     /// The averaged gradient of this step, one slice for each layer.
     averaged: Vec<Vec<f32>>,
 }
@@ -56,6 +64,8 @@ pub(crate) struct Trainer<'a, T> {
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub(crate) step: u64,
+    /// The last steps that were dropped, since one was averaged.
+    pub(crate) dropped_in_a_row: u64,
     pub(crate) weights: Vec<Vec<f32>>,
     pub(crate) optimizer: Optimizer,
     /// The running statistics of each learner that is hosted here.
@@ -75,7 +85,37 @@ pub(crate) struct Ended {
     pub(crate) steps: u64,
     /// Whether somebody pressed Ctrl-C.
     pub(crate) interrupted: bool,
+    /// Whether it was given up because too many steps were dropped in a row.
+    pub(crate) diverged: bool,
+    /// Whether the last checkpoint holds this end, and not an earlier step that was still all right.
+    pub(crate) saved: bool,
     pub(crate) checksum: String,
+}
+
+impl Ended {
+    pub(crate) fn end(&self) -> End {
+        match self.diverged {
+            true => End::Diverged,
+            false if self.interrupted => End::Interrupted,
+            false => End::Done,
+        }
+    }
+
+    /// Says in one line what went wrong, if something did. `folder` is the run's.
+    pub(crate) fn trouble(&self, folder: &Path) -> Option<String> {
+        let mut text = match self.history.epochs.iter().map(|epoch| epoch.dropped_steps).sum::<u64>() {
+            _ if self.diverged => format!(
+                "given up at step {}: gradients were not finite in {MOST_DROPPED} steps in a row",
+                self.steps
+            ),
+            0 => return None,
+            dropped => format!("{dropped} of {} steps were dropped: a gradient was not finite", self.steps),
+        };
+        if !self.saved {
+            text += &format!("; {} keeps the checkpoint from before", folder.display());
+        }
+        Some(text + "; a lower --learning-rate may help")
+    }
 }
 
 impl<'a, T: Transport> Trainer<'a, T> {
@@ -99,6 +139,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
                 let layers = layout.layers().iter().map(LayerInfo::from).collect();
                 State {
                     step: 0,
+                    dropped_in_a_row: 0,
                     optimizer: Optimizer::new(config, &weights),
                     weights,
                     statistics: vec![statistics(&model)?; hosted],
@@ -119,6 +160,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
             model: set_weights(model, &state.weights),
             averaged: state.weights.iter().map(|layer| vec![0.0; layer.len()]).collect(),
             state,
+            saved_sound: from.is_some_and(|from| from.saved.dropped_in_a_row < DOUBTFUL),
             unsaved: from.is_none_or(|from| from.saved.config != *config),
         })
     }
@@ -128,8 +170,9 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let config = &self.run.config;
         let (steps, in_epoch) = config.steps(self.data.train.len())?;
         let mut order = (usize::MAX, Vec::new());
-        let mut interrupted = false;
-        while self.state.step < steps && !interrupted {
+        let (mut interrupted, mut diverged) = (false, false);
+        let first = self.state.step;
+        while self.state.step < steps && !interrupted && !diverged {
             let draw = Draw { seed: config.seed, epoch: (self.state.step / in_epoch) as usize };
             if order.0 != draw.epoch {
                 order = (draw.epoch, draw.order(self.data.train.len()));
@@ -141,6 +184,8 @@ impl<'a, T: Transport> Trainer<'a, T> {
             let loss;
             (loss, interrupted) = self.agree(&losses)?;
             let step = self.state.step;
+            // A run that is resumed, with other settings perhaps, gets all of these once more.
+            diverged = self.state.dropped_in_a_row.min(step - first) >= MOST_DROPPED;
             if let Some(progress) = &mut progress {
                 progress.step(step, loss, &self.state.epoch[0], &self.layout);
             }
@@ -163,6 +208,8 @@ impl<'a, T: Transport> Trainer<'a, T> {
             history: self.state.history,
             steps: self.state.step,
             interrupted,
+            diverged,
+            saved: !self.unsaved,
         })
     }
 
@@ -194,7 +241,9 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let outcome = self.exchange.finish(&mut output)?;
         self.state.seconds.add_exchange(self.exchange.seconds());
         let start = Instant::now();
+        self.state.dropped_in_a_row += 1;
         if outcome == Outcome::Averaged {
+            self.state.dropped_in_a_row = 0;
             self.state.optimizer.step(learning_rate, &mut self.state.weights, &self.averaged);
             self.model = set_weights(self.model.clone(), &self.state.weights);
         } else {
@@ -206,7 +255,10 @@ impl<'a, T: Transport> Trainer<'a, T> {
             sums.steps += 1.0;
             sums.dropped += f64::from(outcome != Outcome::Averaged);
             sums.loss += loss;
-            sums.count(&mut self.exchange, learner);
+            // A dropped step sends next to nothing, which is no compression.
+            if outcome == Outcome::Averaged {
+                sums.count(&mut self.exchange, learner);
+            }
         }
         self.state.step += 1;
         self.unsaved = true;
@@ -252,8 +304,13 @@ impl<'a, T: Transport> Trainer<'a, T> {
         Ok((sum / all.len() as f64, interrupted))
     }
 
+    /// Saves what has changed, unless that would replace a checkpoint of a run that was all right by one that is not.
     fn save(&mut self) -> Result<()> {
-        if self.unsaved {
+        let weights = &self.state.weights;
+        let sound = self.state.dropped_in_a_row < DOUBTFUL
+            && weights.iter().flatten().all(|weight| weight.is_finite());
+        if self.unsaved && (sound || !self.saved_sound) {
+            self.saved_sound = sound;
             let tensors = [&self.parameters[..], &self.untrained];
             checkpoint::save(&self.run.folder, &self.run.config, tensors, &self.state, &mut self.exchange)?;
             self.unsaved = false;

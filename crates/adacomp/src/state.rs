@@ -25,7 +25,8 @@ pub enum StateError {
     File { learner: usize, source: safetensors::SafeTensorError },
     /// Safetensors, but not written by [`crate::Compressor::save`], or of other learners than given.
     #[error(
-        "state {position}: `{key}` is {actual:?}, expected {expected:?}; give all saved states in learner order"
+        "state {position}: `{key}` is {}, expected {expected}; give all saved states in learner order",
+        actual.as_deref().unwrap_or("missing")
     )]
     Metadata { position: usize, key: &'static str, expected: String, actual: Option<String> },
     /// Other parameters than the model's.

@@ -16,11 +16,12 @@
 mod save;
 
 use crate::config::Config;
+use crate::files;
 use crate::history::{History, Seconds, Sums};
 use crate::optimizer::Optimizer;
 use crate::trainer::State;
 use adacomp::Parameter;
-use adacomp_exchange::{Exchange, LearnerState, Transport};
+use adacomp_exchange::{Exchange, LearnerState, Strategy, Transport};
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,9 @@ pub(crate) struct Saved {
     pub(crate) step: u64,
     /// Steps that the optimiser has taken: fewer than steps if some were dropped.
     optimizer_steps: u64,
+    /// The last steps that were dropped, since one was averaged. Older checkpoints do not say.
+    #[serde(default)]
+    pub(crate) dropped_in_a_row: u64,
     /// For each learner what the epoch that is going on has cost it so far.
     epoch: Vec<Sums>,
     before: Sums,
@@ -52,6 +56,41 @@ pub(crate) struct Saved {
     pub(crate) history: History,
     /// Names and CRC-32 of all other files.
     pub(crate) files: BTreeMap<String, String>,
+}
+
+/// More steps than any run can take, and few enough to count on.
+const MOST_STEPS: u64 = 1 << 53;
+
+impl Saved {
+    /// Checks that it agrees with itself, as it need not after somebody has edited it.
+    fn check(&self) -> Result<()> {
+        let learners = self.config.learners;
+        ensure!(
+            learners > 0 && self.epoch.len() == learners,
+            "{learners} learners, but the sums of {}",
+            self.epoch.len()
+        );
+        let layers = self.history.layers.len();
+        let fit = self.epoch.iter().chain([&self.before]).all(|sums| sums.layers() == layers);
+        ensure!(fit, "{layers} layers, but the sums of another number of layers");
+        let tested = self.history.epochs.last().map_or(0, |epoch| epoch.step);
+        let earlier = [tested, self.optimizer_steps, self.dropped_in_a_row];
+        ensure!(
+            self.step < MOST_STEPS && earlier.iter().all(|step| *step <= self.step),
+            "a step of {} cannot be",
+            self.step
+        );
+        let owners = if self.config.options().strategy == Strategy::Sharded { learners } else { 0 };
+        let needed = [WEIGHTS, OPTIMIZER].map(str::to_owned).into_iter();
+        let needed = needed.chain((0..learners).map(|learner| of_learner("residuals", learner)));
+        for name in needed.chain((0..owners).map(|learner| of_learner("owner", learner))) {
+            ensure!(self.files.contains_key(&name), "{name} is not in the list of files");
+        }
+        for name in self.files.keys() {
+            ensure!(Path::new(name).file_name() == Some(name.as_ref()), "`{name}` is no name of a file");
+        }
+        Ok(())
+    }
 }
 
 /// A saved run.
@@ -70,13 +109,13 @@ impl Checkpoint {
                 .with_context(|| format!("{}: there is no checkpoint to resume from", folder.display()))?,
         };
         let path = folder.join(RUN);
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut saved: Saved = serde_json::from_str(&text).with_context(|| {
+        let mut saved: Saved = serde_json::from_slice(&files::read(&path)?).with_context(|| {
             format!("{} is damaged, or of another version of this program", path.display())
         })?;
         if saved.format != FORMAT {
             bail!("{}: format {}, but this program reads format {FORMAT}", path.display(), saved.format);
         }
+        saved.check().with_context(|| format!("{} is damaged", path.display()))?;
         for sums in saved.epoch.iter_mut().chain([&mut saved.before]) {
             sums.complete(saved.config.learners);
         }
@@ -94,8 +133,9 @@ impl Checkpoint {
     }
 
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>> {
-        let path = self.folder.join(name);
-        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+        let is_listed = self.saved.files.contains_key(name);
+        ensure!(is_listed, "{}: {name} is not in the list of files", self.folder.join(RUN).display());
+        files::read(&self.folder.join(name))
     }
 
     fn tensors(&self, name: &str, prefix: &str, parameters: &[Parameter]) -> Result<Vec<Vec<f32>>> {
@@ -117,6 +157,13 @@ impl Checkpoint {
             bail!("a run keeps its optimiser and its minibatch: leave --optimizer and --minibatch out");
         }
         let weights = self.tensors(WEIGHTS, "", parameters)?;
+        ensure!(
+            saved.history.layers.len() == weights.len(),
+            "{} is damaged: {} layers, but the model has {}",
+            self.folder.join(RUN).display(),
+            saved.history.layers.len(),
+            weights.len()
+        );
         let mut optimizer = Optimizer::new(config, &weights);
         optimizer.steps = saved.optimizer_steps;
         for (number, moments) in optimizer.moments.iter_mut().enumerate() {
@@ -139,6 +186,7 @@ impl Checkpoint {
         };
         Ok(State {
             step: saved.step,
+            dropped_in_a_row: saved.dropped_in_a_row,
             weights,
             optimizer,
             statistics,
@@ -170,7 +218,10 @@ fn read_tensors(bytes: &[u8], prefix: &str, parameters: &[Parameter]) -> Result<
             let (dtype, shape) = (tensor.dtype(), tensor.shape());
             bail!("`{name}` is {dtype:?} {shape:?} where F32 {:?} should be", parameter.shape);
         }
-        Ok(tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        let values = tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        let values: Vec<f32> = values.collect();
+        ensure!(values.iter().all(|value| value.is_finite()), "`{name}` is not finite");
+        Ok(values)
     };
     parameters.iter().map(read).collect()
 }

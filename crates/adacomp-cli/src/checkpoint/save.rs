@@ -61,6 +61,7 @@ pub(crate) fn save<T: Transport>(
             format: FORMAT,
             config: config.clone(),
             step: state.step,
+            dropped_in_a_row: state.dropped_in_a_row,
             optimizer_steps: state.optimizer.steps,
             epoch: sums,
             before: state.before.clone(),

@@ -5,12 +5,12 @@ use crate::args::CompareArguments;
 use crate::checkpoint::Checkpoint;
 use crate::commands::train::result;
 use crate::config::{Config, Scheme, value_name};
-use crate::files::write_atomically;
+use crate::files::{self, write_atomically};
 use crate::recipes::Recipe;
 use crate::session::{Session, flat};
 use crate::show::{self, row};
 use crate::trainer::Ended;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -51,6 +51,9 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
             Comparison { config: Recipe::named(recipe)?.config.clone(), schemes: arguments.schemes.clone() }
         }
     };
+    for (number, scheme) in schemes.iter().enumerate() {
+        ensure!(!schemes[..number].contains(scheme), "the scheme {} is named twice", value_name(*scheme));
+    }
     let mut session = Session::new(config, schemes, &arguments.training)?;
     let folder = session.folder(&format!("compare-{}", session.recipe.name))?;
     let comparison = Comparison { config: session.config.clone(), schemes: session.schemes.clone() };
@@ -68,25 +71,28 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
             say!("{}", value_name(scheme));
         }
         let ended = session.train(config, &own, None, from.as_ref())?;
-        if ended.interrupted {
-            end = End::Interrupted;
-        }
+        end = ended.end();
         runs.push((scheme, ended));
         if session.is_reporter() {
             let finished = runs.len() == comparison.schemes.len() && end == End::Done;
             write_report(&session, &comparison, &runs, finished, &folder)?;
         }
-        if end == End::Interrupted {
+        if end != End::Done {
             break;
         }
     }
     match end {
         _ if !session.is_reporter() => {}
         End::Interrupted => note!("interrupted; go on with: adacomp compare --resume {}", folder.display()),
+        End::Diverged => {}
         End::Done => {
             conclude(&session, &runs)?;
             note!("report: {}", folder.join(REPORT).display());
         }
+    }
+    for (scheme, ended) in runs.iter().filter(|_| session.is_reporter()) {
+        let own = folder.join(value_name(*scheme));
+        ended.trouble(&own).inspect(|trouble| note!("{}: {trouble}", value_name(*scheme)));
     }
     session.end();
     Ok(end)
@@ -94,10 +100,10 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
 
 fn read(folder: &Path, recipe: Option<&str>) -> Result<Comparison> {
     let path = folder.join(COMPARISON);
-    let text = std::fs::read_to_string(&path)
+    let text = files::read(&path)
         .with_context(|| format!("{}: there is no comparison to resume", folder.display()))?;
     let comparison: Comparison =
-        serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
     match recipe {
         Some(recipe) if recipe != comparison.config.recipe => {
             bail!("{} is of the recipe {}, not {recipe}", folder.display(), comparison.config.recipe)

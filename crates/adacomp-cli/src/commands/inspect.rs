@@ -2,6 +2,7 @@
 
 use crate::End;
 use crate::checkpoint::Checkpoint;
+use crate::files;
 use crate::session::flat;
 use crate::show::{self, row, table};
 use adacomp::{Form, Header, SavedBy, Section, outline};
@@ -40,7 +41,7 @@ fn checkpoint(folder: &Path) -> Result<String> {
             (elements + tensor.shape().iter().product::<usize>(), squares + sum_of_squares(&tensor))
         });
         rows.push(row([
-            name,
+            &show::short(name),
             &tensors.len().to_string(),
             &elements.to_string(),
             &bytes.len().to_string(),
@@ -52,7 +53,7 @@ fn checkpoint(folder: &Path) -> Result<String> {
 
 /// Describes a safetensors file or a frame.
 fn file(path: &Path) -> Result<String> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = files::read(path)?;
     match SafeTensors::deserialize(&bytes) {
         Ok(tensors) => Ok(tensors_table(&bytes, &tensors)),
         Err(_) => {
@@ -73,9 +74,9 @@ fn tensors_table(bytes: &[u8], tensors: &SafeTensors<'_>) -> String {
     let mut rows = vec![row(["name", "type", "shape", "norm", "largest"])];
     for (name, tensor) in tensors.iter() {
         rows.push(row([
-            name,
+            &show::short(name),
             &format!("{:?}", tensor.dtype()),
-            &format!("{:?}", tensor.shape()),
+            &show::short(&format!("{:?}", tensor.shape())),
             &format!("{:.4e}", sum_of_squares(&tensor).sqrt()),
             &format!("{:.4e}", values(&tensor).fold(0.0, |largest: f32, value| largest.max(value.abs()))),
         ]));

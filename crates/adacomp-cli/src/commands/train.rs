@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
         conclude(&session, &config, &ended, &folder)?;
     }
     session.end();
-    Ok(if ended.interrupted { End::Interrupted } else { End::Done })
+    Ok(ended.end())
 }
 
 fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path) -> Result<()> {
@@ -63,12 +63,15 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
             ended.steps,
             folder.display()
         );
-    } else {
+    } else if ended.saved {
         note!("saved in {}", folder.display());
     }
     match session.json() {
         None => say!("weights checksum: {}", ended.checksum),
         Some(_) => note!("weights checksum: {}", ended.checksum),
+    }
+    if let Some(trouble) = ended.trouble(folder) {
+        note!("{trouble}");
     }
     Ok(())
 }

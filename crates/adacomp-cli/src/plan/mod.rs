@@ -72,8 +72,8 @@ fn setting(arguments: &PlanArguments) -> Result<Setting> {
     };
     ensure!(setting.bandwidth > 0.0, "a link speed of {}: choose more than 0", arguments.bandwidth);
     ensure!(
-        setting.crowding.is_finite() && setting.crowding >= 1.0,
-        "{} learners for each core: choose a number from 1 on",
+        (1.0..=MAX_LEARNERS as f64).contains(&setting.crowding),
+        "{} learners for each core: choose a number from 1 on, and at most {MAX_LEARNERS}",
         setting.crowding
     );
     ensure!(setting.compute > 0.0, "a step of {}: choose more than 0", arguments.compute);
@@ -205,8 +205,9 @@ fn parse_seconds(text: &str) -> Result<f64> {
 fn parse(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (number, factor) =
         units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)))?;
-    let number: f64 = number.trim().parse().ok()?;
-    (number.is_finite() && number >= 0.0).then_some(number * factor)
+    let value = factor * number.trim().parse::<f64>().ok()?;
+    // Far beyond what there is, and sums and ratios of them stay finite.
+    (value == 0.0 || (1e-18..=1e18).contains(&value)).then_some(value)
 }
 
 /// Formats bytes a second as `parse_bandwidth` takes them.

@@ -1,7 +1,9 @@
 //! Bad input: one line that says what to do, exit code 2, and nothing overwritten.
 
 use crate::support::{Folder, files, finish, program, run, succeed, write_idx};
+use serde_json::Value;
 use std::fs;
+use std::io::{Read, Write};
 use std::process::Command;
 
 /// Runs it, and holds it to what bad input must give.
@@ -67,6 +69,16 @@ fn settings_that_make_no_sense() {
         ("train digits --learners some", "invalid value 'some'"),
         ("train digits --nonsense", "unexpected argument '--nonsense'"),
         ("train", "<RECIPE>"),
+        ("train digits --timeout 0", "invalid value '0' for '--timeout <SECONDS>'"),
+        (
+            "train digits --timeout 18446744073709551615",
+            "invalid value '18446744073709551615' for '--timeout",
+        ),
+        ("train digits --save-every 0", "invalid value '0' for '--save-every <STEPS>'"),
+        ("compare digits --schemes dense,adacomp,dense", "the scheme dense is named twice"),
+        ("plan digits --compute 1e308s", "a time of `1e308s`: write it like 0.3s, 20ms or 50us"),
+        ("plan digits --bandwidth 1e-300gbit", "a link speed of `1e-300gbit`: write it like 100mbit"),
+        ("plan digits --learners-per-core 1e308", "choose a number from 1 on, and at most 10000"),
         (
             "compare digits --schemes dense,top-k --strategy reduce",
             "top-k can only be exchanged with the strategy gather",
@@ -123,6 +135,16 @@ fn idx_files_that_are_missing_truncated_or_wrong() {
     fs::remove_file(&labels).unwrap();
     folder.write("idx/train-labels-idx1-ubyte.gz", b"not gzip");
     refused(&folder, "train mnist-dnn --data idx", "train-labels-idx1-ubyte.gz is damaged: fetch it again");
+    // 256 labels by its header, and then 64 MB of zeros in 64 kB.
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(&good).unwrap();
+    std::io::copy(&mut std::io::repeat(0).take(64 << 20), &mut packed).unwrap();
+    folder.write("idx/train-labels-idx1-ubyte.gz", &packed.finish().unwrap());
+    refused(
+        &folder,
+        "train mnist-dnn --data idx",
+        "more than 256 bytes of data do not fit the dimensions [256]",
+    );
 }
 
 #[test]
@@ -186,6 +208,72 @@ fn a_checkpoint_of_another_recipe_or_a_damaged_one() {
     refused(&folder, "train --resume run", "format 99, but this program reads format 1");
     fs::write(&json, &text[..text.len() / 2]).unwrap();
     refused(&folder, "train --resume run", "run.json is damaged");
+}
+
+#[test]
+fn a_checkpoint_that_was_edited() {
+    let folder = Folder::new();
+    succeed(folder.path(), "train digits --strategy sharded --steps 50 --out run");
+    let checkpoint = folder.path().join("run/checkpoint-00000050");
+    let json = checkpoint.join("run.json");
+    let good: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let refused_after = |edit: &dyn Fn(&mut Value), message: &str| {
+        let mut edited = good.clone();
+        edit(&mut edited);
+        fs::write(&json, edited.to_string()).unwrap();
+        refused(&folder, "train --resume run --steps 60", message);
+    };
+    let without = |saved: &mut Value, list: &str, name: &str| {
+        assert!(saved[list].as_object_mut().unwrap().remove(name).is_some());
+    };
+    refused_after(
+        &|saved| drop(saved["epoch"].as_array_mut().unwrap().pop()),
+        "4 learners, but the sums of 3",
+    );
+    refused_after(&|saved| saved["config"]["learners"] = 2.into(), "2 learners, but the sums of 4");
+    refused_after(
+        &|saved| saved["before"]["layers"] = Value::Array(Vec::new()),
+        "6 layers, but the sums of another number of layers",
+    );
+    refused_after(&|saved| saved["step"] = u64::MAX.into(), "a step of 18446744073709551615 cannot be");
+    refused_after(&|saved| saved["step"] = 3.into(), "a step of 3 cannot be");
+    refused_after(
+        &|saved| saved["files"] = serde_json::json!({}),
+        "weights.safetensors is not in the list of files",
+    );
+    for name in ["residuals-0003.safetensors", "owner-0001.safetensors"] {
+        refused_after(&|saved| without(saved, "files", name), &format!("{name} is not in the list of files"));
+    }
+    refused_after(&|saved| saved["files"]["/dev/zero"] = "0".into(), "`/dev/zero` is no name of a file");
+    for name in ["weights.safetensors", "optimizer.safetensors"] {
+        let bytes = fs::read(checkpoint.join(name)).unwrap();
+        let mut damaged = bytes.clone();
+        let last = damaged.len() - 4;
+        damaged[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+        fs::write(checkpoint.join(name), &damaged).unwrap();
+        let checksum = format!("{:08x}", crc32fast::hash(&damaged));
+        let mut edited = good.clone();
+        edited["files"][name] = checksum.into();
+        fs::write(&json, edited.to_string()).unwrap();
+        let ended = run(folder.path(), "train --resume run --steps 60");
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        let line = ended.stderr.lines().last().unwrap();
+        assert!(line.contains(name) && line.ends_with("is not finite"), "{line}");
+        fs::write(checkpoint.join(name), &bytes).unwrap();
+    }
+    // One learner's residuals in the place of another's.
+    let [first, second] = ["residuals-0000.safetensors", "residuals-0001.safetensors"];
+    let [bytes, of_second] = [first, second].map(|name| fs::read(checkpoint.join(name)).unwrap());
+    fs::write(checkpoint.join(second), &bytes).unwrap();
+    let mut edited = good.clone();
+    edited["files"][second] = edited["files"][first].clone();
+    fs::write(&json, edited.to_string()).unwrap();
+    let ended = run(folder.path(), "train --resume run --learners 2 --steps 60");
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("`learner` is 0, expected 1"), "{}", ended.stderr);
+    fs::write(checkpoint.join(second), of_second).unwrap();
+    fs::write(&json, good.to_string()).unwrap();
+    succeed(folder.path(), "train --resume run --steps 60");
 }
 
 /// Runs a line of shell in namespaces of its own, where it may mount.

@@ -99,3 +99,29 @@ fn frames_and_checkpoints_can_be_looked_into() {
     assert_eq!(ended.code, Some(2));
     assert!(ended.stderr.contains("neither a safetensors file nor a frame"), "{}", ended.stderr);
 }
+
+/// A file of others can neither take the memory nor the terminal, and what has no end is not read.
+#[test]
+fn foreign_files_are_looked_at_with_care() {
+    let folder = Folder::new();
+    let names = (0..10_000).map(|number| match number {
+        0 => "n".repeat(200_000),
+        1 => "\u{1b}[2J".to_owned(),
+        _ => number.to_string(),
+    });
+    let tensors: serde_json::Map<_, _> = names
+        .map(|name| (name, serde_json::json!({ "dtype": "F32", "shape": [0], "data_offsets": [0, 0] })))
+        .collect();
+    let header = serde_json::Value::Object(tensors).to_string();
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    folder.write("tensors.safetensors", &file);
+    let ended = succeed(folder.path(), "inspect tensors.safetensors");
+    assert!(ended.stdout.len() < 3_000_000, "{}", ended.stdout.len());
+    assert!(!ended.stdout.contains('\u{1b}') && ended.stdout.contains("\\u{1b}[2J"));
+    assert!(std::process::Command::new("mkfifo").arg(folder.path().join("pipe")).status().unwrap().success());
+    for path in ["/dev/zero", "pipe"] {
+        let ended = run(folder.path(), &format!("inspect {path}"));
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains("it is not a regular file"), "{}", ended.stderr);
+    }
+}

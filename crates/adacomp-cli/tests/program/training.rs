@@ -1,6 +1,6 @@
 //! What results depend on, and what not.
 
-use crate::support::{Folder, succeed, write_idx};
+use crate::support::{Folder, files, run, succeed, write_idx};
 
 #[test]
 fn results_do_not_depend_on_threads() {
@@ -128,4 +128,38 @@ fn a_diverging_run_ends_and_can_be_resumed() {
     let lines = succeed(folder.path(), line).json();
     assert!(lines.iter().any(|line| line["dropped_steps"].as_u64() > Some(0)), "{lines:?}");
     succeed(folder.path(), "train --resume run --epochs 3 --json");
+}
+
+/// Nothing is compressed by not being sent.
+#[test]
+fn dropped_steps_do_not_count_as_compressed() {
+    let folder = Folder::new();
+    let line = "train digits --scheme dense --learning-rate 1e30 --schedule constant --epochs 2 --json";
+    let ended = succeed(folder.path(), line);
+    let lines = ended.json();
+    let ratio = |line: usize, name: &str| lines[line]["total"][name].as_f64().unwrap();
+    assert!((ratio(2, "compression_ratio") - 1.0).abs() < 0.01, "{lines:?}");
+    assert_eq!(lines[2]["dropped_steps"], 46);
+    assert!(lines[2]["compression_ratio"].is_null() && lines[2]["frame_ratio"]["overall"].is_null());
+    let last = ended.stderr.lines().last().unwrap();
+    assert!(last.contains(" of 92 steps were dropped: a gradient was not finite"), "{last}");
+}
+
+#[test]
+fn a_run_that_cannot_recover_is_given_up_and_keeps_its_last_good_checkpoint() {
+    let folder = Folder::new();
+    let given_up = |arguments: &str| {
+        let ended = run(folder.path(), arguments);
+        assert_eq!(ended.code, Some(3), "{}{}", ended.stdout, ended.stderr);
+        let last = ended.stderr.lines().last().unwrap().to_owned();
+        assert!(last.contains("gradients were not finite in 100 steps in a row"), "{last}");
+        last
+    };
+    given_up("compare digits --learning-rate 1e30 --out compared");
+    succeed(folder.path(), "train digits --epochs 1 --out run");
+    let before = files(&folder.path().join("run"));
+    let last = given_up("train --resume run --epochs 10 --learning-rate 1e30");
+    assert!(last.contains("run keeps the checkpoint from before"), "{last}");
+    assert!(files(&folder.path().join("run")) == before);
+    succeed(folder.path(), "train --resume run --epochs 2");
 }
