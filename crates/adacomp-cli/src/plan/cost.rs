@@ -156,7 +156,7 @@ impl Cost {
             },
             Strategy::Sharded => Self {
                 bytes: part * ((1.0 + down) * model.selection + 2.0 * model.dense) + others * around(2.0),
-                // An owner also compresses its shard, and keeps a copy of what it had.
+                // An owner also compresses its shard, and remembers what a step changes in it.
                 computing: (1.0 + 1.0 / learners) * compress
                     + write
                     + model.elements / learners * 2.0 * machine.copy
