@@ -401,7 +401,7 @@ impl Compressor {
         if !non_finite {
             for &layer in layers {
                 if let Some(packet) = self.packet(layer) {
-                    self.layers[layer].statistics.bytes = writer.section(layer, packet);
+                    self.layers[layer].statistics.bytes = writer.own_section(layer, packet);
                 }
             }
         }

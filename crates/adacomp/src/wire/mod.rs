@@ -144,6 +144,17 @@ impl<'a> FrameWriter<'a> {
     /// # Panics
     /// If layers do not come in ascending order, or the packet is not one of that layer, with its elements in ascending order.
     pub fn section(&mut self, layer: usize, packet: Packet<'_>) -> usize {
+        if let Packet::Sparse(Sparse { selected, .. }) = packet {
+            let layer = &self.layout[layer];
+            // A gap below 0 would be written as zeros until memory ends.
+            let fits = ascend_within(selected, 0..layer.elements());
+            assert!(fits, "not ascending, or of another layer than `{}`", layer.name());
+        }
+        self.own_section(layer, packet)
+    }
+
+    /// The same for a packet of our own, whose elements ascend.
+    pub(crate) fn own_section(&mut self, layer: usize, packet: Packet<'_>) -> usize {
         assert!(layer >= self.next_layer, "layer {layer} comes after layer {}", self.next_layer);
         let start = self.out.len();
         bits::write_varint(layer as u32, self.out);
@@ -177,9 +188,7 @@ impl<'a> FrameWriter<'a> {
             }
             Packet::Sparse(Sparse { values, selected }) => {
                 assert!(layer.treatment.selects(), "`{}` is sent dense", layer.name());
-                // A gap below 0 would be written as zeros until memory ends.
-                let fits = ascend_within(selected, 0..layer.elements());
-                assert!(fits, "not ascending, or of another layer than `{}`", layer.name());
+                debug_assert!(ascend_within(selected, 0..layer.elements()));
                 self.out.extend_from_slice(&values[0].to_le_bytes());
                 if matches!(layer.treatment, Treatment::TopK(_)) {
                     self.out.extend_from_slice(&values[1].to_le_bytes());
