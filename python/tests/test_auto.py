@@ -17,7 +17,7 @@ from training import (
     train,
 )
 
-from adacomp.torch import auto, runtime
+from adacomp.torch import auto, ddp, runtime
 from adacomp.torch.auto import Auto
 
 
@@ -106,7 +106,7 @@ def test_learners_agree_on_the_faster_way(slow):
 
         return call
 
-    place, name = (runtime.Compressed, "submit") if slow == "compressed" else (runtime, "plain")
+    place, name = (runtime.Compressed, "submit") if slow == "compressed" else (ddp, "plain")
     with pytest.MonkeyPatch.context() as patch, logged() as lines:
         patch.setattr(place, name, slowly(getattr(place, name)))
         train(model, 40)

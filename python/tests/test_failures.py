@@ -24,7 +24,7 @@ def until_killed(folder, strategy, victim, kill_at):
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     learner = dist.get_rank()
     buckets = []
-    layers = hook._runtime._layers
+    layers = hook._door._layers
 
     def count(bucket):
         buckets.append(bucket.index())
@@ -32,7 +32,7 @@ def until_killed(folder, strategy, victim, kill_at):
             os.kill(os.getpid(), signal.SIGKILL)
         return layers(bucket)
 
-    hook._runtime._layers = count
+    hook._door._layers = count
     step = 0
     try:
         for step in range(1000):

@@ -200,13 +200,13 @@ def test_buckets_are_rebuilt_and_nothing_is_lost():
     model = make(Backwards, bucket_cap_mb=0.005)
     hook = attach(model)
     seen = set()
-    layers = hook._runtime._layers
+    layers = hook._door._layers
 
     def spy(bucket):
         seen.add((bucket.index(), tuple(layers(bucket))))
         return layers(bucket)
 
-    hook._runtime._layers = spy
+    hook._door._layers = spy
     given, received = submit(model, 10)
     assert_conserved(model, hook, given, received)
     buckets = max(index for index, _ in seen) + 1
@@ -240,14 +240,14 @@ def test_messages_travel_while_the_backward_pass_goes_on():
     model = make(Slow, bucket_cap_mb=0.001)
     hook = attach(model)
     runtime = hook._runtime
-    layers, sent = runtime._layers, []
+    layers, sent = hook._door._layers, []
 
     def spy(bucket):
         sent.append((bucket.index(), runtime.transport.sent - runtime._sent_before))
         return layers(bucket)
 
     train(model, 2)
-    runtime._layers = spy
+    hook._door._layers = spy
     train(model, 1)
     assert sent[0] == (0, 0) and len(sent) > 1
     assert sent[-1][1] > 100, sent

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import report
 from .config import Codec, Config, LocalAdam, Mode, Scale, Strategy, Treatment
+from .ddp import DdpDoor
 from .runtime import Runtime
 
 logger = logging.getLogger("adacomp")
@@ -34,6 +35,7 @@ class AdaCompState:
         self._config = config or Config()
         # For tests: whether to take the path for buckets in the processor's memory, whatever the device is.
         self._in_place: bool | None = None
+        self._door: DdpDoor | None = None
         self._runtime: Runtime | None = None
         self._to_load: list[Mapping[str, torch.Tensor]] | None = None
 
@@ -60,7 +62,8 @@ class AdaCompState:
             raise TypeError(f"AdaComp takes a DistributedDataParallel model, not {type(ddp).__name__}; wrap the model first")
         if self._runtime is not None:
             raise RuntimeError("the state has a model already; make one for each model")
-        self._runtime = Runtime(ddp, self._config, self._in_place)
+        self._door = DdpDoor(ddp, self._config, self._in_place)
+        self._runtime = self._door.runtime
         if self._runtime.transport.learner == 0:
             logger.info("%s", report.introduction(self._runtime))
         if self._to_load is not None:
@@ -123,12 +126,14 @@ class AdaCompState:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no model: neither has a copied DDP model a hook.
-        return {**self.__dict__, "_runtime": None, "_config": dataclasses.replace(self._config, scaler=None)}
+        return {**self.__dict__, "_door": None, "_runtime": None, "_config": dataclasses.replace(self._config, scaler=None)}
 
 
 def adacomp_hook(state: AdaCompState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket: for ``ddp.register_comm_hook(state, adacomp_hook)``, and all that does so."""
-    return state._bound().average(bucket)
+    state._bound()
+    assert state._door is not None
+    return state._door.average(bucket)
 
 
 def attach(

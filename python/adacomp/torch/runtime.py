@@ -1,10 +1,13 @@
-"""What runs behind a hook: a model's parameters, the learners' group, and one step after the other."""
+"""What runs behind every door: named ranges of a model, the learners' group, and one step after the other.
+
+A door (:mod:`.ddp`) says which ranges there are and who the learners are. It begins a step, submits buckets with the ranges in
+them, one after the other, and finishes the step. If the step is plain, it averages by its own means instead.
+"""
 
 import contextlib
 import functools
 import logging
 import struct
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parallel import DistributedDataParallel
 
 from .._native import Exchange, Layout, kind
 from . import report, saved
@@ -35,11 +37,10 @@ Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 @dataclass
 class _Bucket:
-    """A bucket of PyTorch's on its way."""
+    """Gradients on their way."""
 
     buffer: torch.Tensor
     layers: list[int]
-    is_last: bool
     future: torch.futures.Future[Any]
     # On a GPU: when its gradients are there.
     ready: torch.cuda.Event | None
@@ -48,24 +49,28 @@ class _Bucket:
 class Runtime:
     """One learner's side of all steps of a model."""
 
-    def __init__(self, ddp: DistributedDataParallel, config: Config, in_place: bool | None = None) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        named: Named,
+        group: dist.ProcessGroup,
+        config: Config,
+        skip_unused: bool,
+        in_place: bool | None = None,
+    ) -> None:
+        """Connects the learners of a process group, which all must do. They exchange these parameters of the module. With
+        `skip_unused`, those whose gradient is zero everywhere send nothing and keep their residual."""
         self.config = config
-        self.group = ddp.process_group
-        named = parameters(ddp)
         self.device = _device_of(named)
-        # Kept, because parameters are known by their identity.
+        # Kept, because doors know parameters by their identity.
         self.parameters = [parameter for _, parameter in named]
-        self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
-        self._seen: set[tuple[int, ...]] = set()
-        shapes = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds(ddp.module, named))]
+        shapes = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds(module, named))]
         self.layout = Layout(shapes, **config.policy())
 
-        self.transport = Transport(self.group, self.device, config.explicit_timeout())
+        self.transport = Transport(group, self.device, config.explicit_timeout())
         self.learners = self.transport.learners
         self._check_agreement("mode", config.mode)
         self._check_agreement("local_adam", config.local_adam)
-        # Parameters that no learner has used in a step do not get the average, so they must not send.
-        skip_unused = bool(ddp.find_unused_parameters or ddp.static_graph)
         self.exchange = Exchange(self.layout, config.strategy, config.codec, self.transport, config.threads, skip_unused)
         # The learners have found that their layouts are the same.
         self.transport.longest_message = longest_message(self.layout.elements, self.layout.treatments, self.learners)
@@ -83,8 +88,9 @@ class Runtime:
         self.keeps = False
         self._worker = Worker("adacomp")
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        # The step that is going on, if it is not plain.
+        # The step that is going on, if it is not plain: then the door averages it.
         self._step: Compressed | Flush | None = None
+        self.is_plain = True
         self._buckets: list[_Bucket] = []
         self._sent_before = self._dense_bytes = 0
         # Statistics of the last compressed step, where the exchange does not have them any more.
@@ -99,31 +105,32 @@ class Runtime:
         wants_auto = config.mode == "auto" and self.learners > 1
         self.auto = (self.auto or Auto(self._largest)) if wants_auto else None
 
-    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Averages a bucket in place; returns the future of its buffer."""
-        self._check()
-        if bucket.index() == 0:
-            self._begin_step(time.perf_counter())
-        layers = self._layers(bucket) if self.moments or self._step else []
+    def apply_moments(self, buffer: torch.Tensor, layers: list[int]) -> None:
+        """With `local_adam`: turns the gradients of these layers into updates, in place."""
         if self.moments:
-            parts = bucket.buffer().split([self.parameters[layer].numel() for layer in layers])
+            parts = buffer.split([self.parameters[layer].numel() for layer in layers])
             self.moments.apply(zip(layers, parts))
-        if self._step is None:
-            return plain(bucket, self.group)
+
+    def submit(self, buffer: torch.Tensor, layers: list[int]) -> torch.futures.Future[Any]:
+        """Takes the gradients of these layers, one after the other in a buffer. Returns the future of the buffer, which then has
+        the average. It comes after `finish`."""
         future = torch.futures.Future[Any](devices=[self.device] if self._stream else None)
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
-        submitted = _Bucket(bucket.buffer(), layers, bucket.is_last(), future, ready)
-        self._worker.submit(lambda: self._serve(submitted))
-        # DDP finds the exception of a future in what its callback raises only.
-        return future.then(lambda done: done.value())
+        bucket = _Bucket(buffer, layers, future, ready)
+        self._worker.submit(lambda: self._serve(bucket))
+        return future
+
+    def finish(self) -> None:
+        """Ends the step: all buckets have been submitted."""
+        self._worker.submit(self._finish)
 
     def layer_statistics(self) -> dict[str, dict[str, Any]]:
         """Returns what each parameter sent in the last compressed step, by name."""
-        self._check()
+        self.check()
         return self._last_layers or self._worker.call(self.exchange.statistics)
 
     def state_dict(self, consolidate: bool) -> dict[str, torch.Tensor]:
-        self._check()
+        self.check()
         try:
             return self._worker.call(lambda: self._on_stream(lambda: saved.save(self, consolidate)))
         except RuntimeError as error:
@@ -133,7 +140,7 @@ class Runtime:
             raise
 
     def load_state_dict(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        self._check()
+        self.check()
         self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states)))
         self.keeps = True
 
@@ -143,13 +150,14 @@ class Runtime:
 
     # A step.
 
-    def _begin_step(self, now: float) -> None:
-        """The first bucket of a step has come. The worker has nothing to do at this time."""
+    def begin(self, now: float) -> None:
+        """Begins a step. The worker has nothing to do at this time."""
         if self._step is not None:
             raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
         try:
             compress = self._auto_begin(self.auto, now) if self.auto else self.config.mode == "on"
-            if not (compress or self.keeps):
+            self.is_plain = not (compress or self.keeps)
+            if self.is_plain:
                 self.counts.plain += 1
                 self._log()
                 return
@@ -174,17 +182,24 @@ class Runtime:
         """Exchanges a bucket, on the worker's thread."""
         self._buckets.append(bucket)
         try:
-            self._check()
+            self.check()
             step = self._step
             assert step is not None
             self._dense_bytes += bucket.buffer.nbytes
             self._on_stream(lambda: step.submit(bucket.buffer, bucket.layers), bucket)
-            if bucket.is_last:
-                self._finish(step)
         except BaseException as error:
             self._fail(error)
 
-    def _finish(self, step: "Compressed | Flush") -> None:
+    def _finish(self) -> None:
+        """Ends the step, on the worker's thread."""
+        try:
+            self.check()
+            assert self._step is not None
+            self._end(self._step)
+        except BaseException as error:
+            self._fail(error)
+
+    def _end(self, step: "Compressed | Flush") -> None:
         averaged = self._on_stream(step.finish)
         if isinstance(step, Compressed):
             self.counts.add_compressed(self, self.transport.sent - self._sent_before, self._dense_bytes, averaged)
@@ -242,25 +257,9 @@ class Runtime:
 
     # Helpers.
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._error is not None:
             raise RuntimeError(f"AdaComp cannot go on: {self._error}") from self._error
-
-    def _layers(self, bucket: dist.GradBucket) -> list[int]:
-        """Returns the numbers of a bucket's parameters, in its order."""
-        try:
-            layers = [self._numbers[id(parameter)] for parameter in bucket.parameters()]
-        except KeyError:
-            raise RuntimeError("a bucket has a parameter that the model did not have when the hook was attached") from None
-        if tuple(layers) not in self._seen:
-            # That they lie one after the other, once for each bucket that PyTorch makes.
-            start = bucket.buffer().data_ptr()
-            for gradient in bucket.gradients():
-                if gradient.data_ptr() != start and gradient.numel():
-                    raise RuntimeError("a bucket's gradients do not lie one after the other, in this version of PyTorch")
-                start += gradient.numel() * gradient.element_size()
-            self._seen.add(tuple(layers))
-        return layers
 
     def _largest(self, numbers: Sequence[float]) -> list[float]:
         """Returns the largest of all learners for each of the numbers."""
@@ -274,14 +273,7 @@ class Runtime:
                 raise ValueError(f"learner {learner} was attached with {option}={other.decode()}, this one with {value!r}")
 
 
-# The three kinds of steps. All but the plain one are submitted bucket by bucket and then finished, on the worker's thread.
-
-
-def plain(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """Averages as DDP does without a hook, where no residuals are kept."""
-    buffer = bucket.buffer().div_(dist.get_world_size(group))
-    work = dist.all_reduce(buffer, group=group, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+# The kinds of steps that are not plain. They are submitted bucket by bucket and then finished, on the worker's thread.
 
 
 class Compressed:
@@ -350,14 +342,6 @@ def _fill_with_nan(buffers: Iterable[torch.Tensor]) -> None:
 # A model's parameters.
 
 
-def parameters(ddp: DistributedDataParallel) -> Named:
-    """Returns name and parameter of all that DDP exchanges, in its order: no frozen ones, shared ones once."""
-    # Where DDP looks, the outermost module's own parameters have a dot before their names.
-    ignored = ddp.parameters_to_ignore
-    named = ddp.module.named_parameters()
-    return [(name, p) for name, p in named if p.requires_grad and (name if "." in name else f".{name}") not in ignored]
-
-
 def kinds(module: torch.nn.Module, named: Named) -> "list[Kind]":
     """Returns the kind of each parameter, from the module that has it. Convolutions are known by their type."""
     modules = dict(module.named_modules())
@@ -368,7 +352,7 @@ def kinds(module: torch.nn.Module, named: Named) -> "list[Kind]":
 def _device_of(named: Named) -> torch.device:
     """Returns the device of parameters that can be exchanged."""
     if not named:
-        raise ValueError("the model has no parameters that DDP exchanges")
+        raise ValueError("the model has no parameters to exchange")
     for name, parameter in named:
         if parameter.dtype not in FORMATS:
             raise ValueError(f"parameter {name} is {parameter.dtype}; float32, float16 and bfloat16 can be exchanged")
