@@ -30,7 +30,7 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
-    /// Checks licences of what the crates depend on, and the crates as packages
+    /// Checks licences, versions and sources of what the crates depend on, and the crates as packages
     Release,
     /// Fuzzes one target of fuzz/Cargo.toml
     Fuzz {
@@ -54,7 +54,11 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Test { parts, full } => test::run(&parts, full),
         Command::Bench { quick } => release::bench(&Job::new(None)?, quick),
-        Command::Release => release::check(&Job::new(None)?),
+        Command::Release => {
+            let job = Job::new(None)?;
+            release::dependencies(&job)?;
+            release::packages(&job)
+        }
         Command::Fuzz { target, runs } => fuzz::run(&Job::new(None)?, &target, runs),
     }
 }

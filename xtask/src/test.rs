@@ -14,7 +14,7 @@ pub(crate) enum Part {
     /// What other parts need
     #[value(skip)]
     Setup,
-    /// Format, lints and tests of adacomp, adacomp-exchange and xtask
+    /// Licences of dependencies; format, lints and tests of adacomp, adacomp-exchange and xtask
     Core,
     /// The exchange over MPI
     Mpi,
@@ -41,6 +41,8 @@ const STEPS: &[(Part, Step)] = &[
     (Setup, step("system packages", Fetch, &[], system_packages)),
     (Setup, step("pytorch", Fetch, &[], python::fetch)),
     (Setup, step("chromium", Fetch, &[], |job| job.packages(&[("chromium", &["chromium"])]))),
+    // It builds the tool for it, which gives way to other builds.
+    (Core, step("dependencies", Fetch, &[], release::dependencies)),
     (Core, step("format", Main, &[], format)),
     (Core, step("core lints", Main, &[], core_lints)),
     (Core, step("core tests", Main, &[], core_tests)),
@@ -65,7 +67,7 @@ const FULL: &[(Part, Step)] = &[
     (Documents, step("documentation", Main, &["system packages"], documentation)),
     (Documents, step("readme commands", Main, &[], documents::run_readme)),
     (Program, step("clusters", Main, &["system packages", "wheel"], clusters)),
-    (Core, step("release", Main, &["system packages"], release::check)),
+    (Core, step("packages", Main, &["system packages"], release::packages)),
     (Core, step("benchmarks", Main, &[], |job| release::bench(job, true))),
 ];
 
@@ -204,7 +206,7 @@ mod tests {
             assert!(step.needs.iter().all(is_earlier), "{}", step.name);
         }
         let names = |parts: &[Part]| chosen(parts, false).iter().map(|step| step.name).collect::<Vec<_>>();
-        assert_eq!(names(&[Part::Core]), ["format", "core lints", "core tests"]);
+        assert_eq!(names(&[Part::Core]), ["dependencies", "format", "core lints", "core tests"]);
         assert_eq!(names(&[Part::Mpi]), ["system packages", "mpi"]);
         assert_eq!(names(&[Part::Documents]), ["pytorch", "documents"]);
         let by_need = ["pytorch", "wheel", "python lints", "python tests"];
