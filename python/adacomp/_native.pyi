@@ -9,7 +9,7 @@ Kind = Literal["conv", "matrix", "vector"]
 # The number of elements of a bin, "dense", "half" (float16), or "top-k P" with P percent.
 Treatment = int | str
 Codec = Literal["rice", "paper"]
-Strategy = Literal["dense", "gather", "reduce", "sharded"]
+Strategy = Literal["auto", "dense", "gather", "reduce", "sharded"]
 Floats = NDArray[numpy.float32]
 # NumPy says that arrays are buffers from Python 3.12 on only.
 Buffer = HasBuffer | NDArray[Any]
@@ -112,6 +112,8 @@ class Exchange:
         threads: int = 1,
         skip_unused: bool = False,
     ) -> None: ...
+    @property
+    def strategy(self) -> str: ...
     @property
     def step(self) -> int: ...
     def set_loss_scale(self, scale: float) -> None: ...

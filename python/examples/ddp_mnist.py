@@ -35,7 +35,7 @@ def arguments():
     parser.add_argument(
         "--mode", choices=["auto", "on", "off", "builtin"], default="auto", help="`builtin` is DDP without a hook"
     )
-    parser.add_argument("--strategy", choices=["gather", "reduce", "sharded"], default="gather")
+    parser.add_argument("--strategy", choices=["auto", "gather", "reduce", "sharded"], default="auto")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=100, help="samples of a step, over all learners")
     parser.add_argument("--lr", type=float, default=0.01)

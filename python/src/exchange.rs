@@ -7,7 +7,7 @@ use crate::compressor::layer_statistics;
 use crate::layout::Layout;
 use crate::{failed, non_finite, parse, refused};
 use adacomp::{Compressor, SavedBy, Selected};
-use adacomp_exchange::{GroupAverage, LearnerState, Options, SendVerdict, Strategy, Transport};
+use adacomp_exchange::{GroupAverage, LearnerState, Options, SendVerdict, StrategyChoice, Transport};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -44,14 +44,20 @@ impl Exchange {
         threads: usize,
         skip_unused: bool,
     ) -> PyResult<Self> {
-        let options = Options { codec: parse(codec)?, threads, ..parse::<Strategy>(strategy)?.into() };
         let bridge = Bridge::new(py, transport)?;
-        let learner = bridge.hosted().start;
-        let layout = layout.0.clone();
+        let (learner, layout, codec) = (bridge.hosted().start, layout.0.clone(), parse(codec)?);
+        let strategy = parse::<StrategyChoice>(strategy)?.resolve(&layout, bridge.learners(), codec);
+        let options = Options { codec, threads, ..strategy.into() };
         let mut exchange =
             py.detach(|| adacomp_exchange::Exchange::new(bridge, layout, options)).map_err(failed)?;
         exchange.set_skip_unused(skip_unused);
         Ok(Self { exchange, learner, skip_unused, loss_scale: 1.0, scratch: Vec::new() })
+    }
+
+    /// The strategy, by its name; where it was to be chosen, the one that was.
+    #[getter]
+    fn strategy(&self) -> String {
+        self.exchange.options().strategy.to_string()
     }
 
     /// The number of the step that is next or going on.

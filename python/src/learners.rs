@@ -4,7 +4,7 @@ use crate::buffers::{Floats, check_apart};
 use crate::layout::Layout;
 use crate::{failed, non_finite, parse, refused};
 use adacomp::{Codec, Treatment, entropy_bytes, section_bytes};
-use adacomp_exchange::{Exchange, LearnerState, Local, Options, Strategy, Transport};
+use adacomp_exchange::{Exchange, LearnerState, Local, Options, StrategyChoice, Transport};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 use std::num::NonZeroU32;
@@ -24,7 +24,9 @@ impl Learners {
         if learners == 0 {
             return Err(refused("no learners; expected 1 or more"));
         }
-        let options = Options { owner_divisor, ..parse::<Strategy>(strategy)?.into() };
+        let choice: StrategyChoice = parse(strategy)?;
+        let options =
+            Options { owner_divisor, ..choice.resolve(&layout.0, learners, Codec::default()).into() };
         Exchange::new(Local::alone(learners), layout.0.clone(), options).map(Self).map_err(failed)
     }
 

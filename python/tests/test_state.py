@@ -90,6 +90,32 @@ def test_another_number_of_learners_conserves_the_total(tmp_path, strategy):
         assert torch.allclose(mean, other, rtol=1e-5, atol=1e-8)
 
 
+def auto_from(folder):
+    """Goes on with a state that says another choice than this version's, if the learners are as many as there."""
+    hook = attach(make(), strategy="auto")
+    learners = dist.get_world_size()
+    own = hook.stats()["strategy"]
+    other = {"gather": "reduce", "reduce": "gather"}[own]
+    state = hook.state_dict()
+    assert bytes(state["strategy"].tolist()).decode() == f"{own} between {learners} learners"
+    text = f"{other} between 4 learners"
+    state["strategy"] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    state["residual.fc1.weight"] += 1
+    model = make()
+    resumed = attach(model, strategy="auto")
+    resumed.load_state_dict(state)
+    assert f"compresses with {resumed.stats()['strategy']}" in str(resumed)
+    assert (resumed.state_dict()["residual.fc1.weight"] == 1).all()
+    train(model, 2)
+    assert_replicas(model)
+    return own, resumed.stats()["strategy"]
+
+
+def test_as_many_learners_keep_the_strategy_that_was_chosen(tmp_path):
+    assert set(learners(2).run(auto_from, tmp_path)) == {("gather", "gather")}
+    assert set(learners(4).run(auto_from, tmp_path)) == {("reduce", "gather")}
+
+
 @on_learners(2)
 def test_a_state_that_does_not_fit_is_refused():
     model = make()

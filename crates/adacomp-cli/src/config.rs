@@ -1,8 +1,8 @@
 //! A run's configuration, which is checked once before anything is done.
 
 use crate::recipes::Recipe;
-use adacomp::{Codec, Kind, Policy, Scale, Treatment};
-use adacomp_exchange::{Options, Strategy};
+use adacomp::{Codec, Kind, Layout, Policy, Scale, Treatment};
+use adacomp_exchange::{Options, Strategy, StrategyChoice};
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -29,6 +29,14 @@ pub(crate) enum Scheme {
     /// All gradients, rounded to f16
     F16,
 }
+
+/// What can be chosen for those that compress; dense is a scheme here.
+const STRATEGIES: [StrategyChoice; 4] = [
+    StrategyChoice::Auto,
+    StrategyChoice::Given(Strategy::Gather),
+    StrategyChoice::Given(Strategy::Reduce),
+    StrategyChoice::Given(Strategy::Sharded),
+];
 
 /// The optimiser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -91,10 +99,11 @@ pub(crate) struct Config {
     #[arg(skip = Scheme::Adacomp)]
     pub(crate) scheme: Scheme,
     /// How learners average what they send: gather sends every frame to all, as the paper does; reduce sends sums of signs;
-    /// sharded compresses averages again, so that traffic does not grow with learners [default: gather]
-    #[arg(long, value_parser = choice(Strategy::ALL.into_iter().filter(|strategy| *strategy != Strategy::Dense)))]
+    /// sharded compresses averages again, so that traffic does not grow with learners; auto is gather or reduce, whichever
+    /// should send fewer bytes [default: auto]
+    #[arg(long, value_parser = choice(STRATEGIES))]
     #[serde(with = "text")]
-    pub(crate) strategy: Strategy,
+    pub(crate) strategy: StrategyChoice,
     /// The code of selected elements: rice is close to the entropy, paper is the paper's 8 and 16 bits [default: rice]
     #[arg(long, value_parser = choice([Codec::Rice, Codec::Paper]))]
     #[serde(with = "text")]
@@ -161,7 +170,7 @@ impl Default for Config {
             data: None,
             image_folder: false,
             scheme: Scheme::Adacomp,
-            strategy: Strategy::Gather,
+            strategy: StrategyChoice::Auto,
             codec: Codec::Rice,
             conv_bin: 50,
             matrix_bin: 500,
@@ -219,7 +228,8 @@ impl Config {
         if self.test_samples == Some(0) {
             bail!("nothing to test on: choose at least one test sample, or leave --test-samples out");
         }
-        if self.scheme == Scheme::TopK && self.strategy != Strategy::Gather {
+        let gathers = matches!(self.strategy, StrategyChoice::Auto | StrategyChoice::Given(Strategy::Gather));
+        if self.scheme == Scheme::TopK && !gathers {
             bail!("top-k can only be exchanged with the strategy gather");
         }
         // What is wrong with bins, the soft threshold or a share comes out as soon as a policy meets a model.
@@ -254,13 +264,23 @@ impl Config {
             .for_kind(Kind::Matrix, Treatment::Bins(self.matrix_bin))
     }
 
-    pub(crate) fn options(&self) -> Options {
-        let strategy = match self.scheme {
-            Scheme::Dense => Strategy::Dense,
+    /// Returns the strategy that the scheme needs, or the one that was asked for.
+    pub(crate) fn strategy(&self) -> StrategyChoice {
+        match self.scheme {
+            Scheme::Dense => StrategyChoice::Given(Strategy::Dense),
             // Two bytes for each element are sent only in frames.
-            Scheme::F16 => Strategy::Gather,
+            Scheme::F16 => StrategyChoice::Given(Strategy::Gather),
             Scheme::Adacomp | Scheme::LocalSelection | Scheme::TopK => self.strategy,
+        }
+    }
+
+    /// Returns the options of an exchange. `chosen` is what `auto` has stood for so far, if it has.
+    pub(crate) fn options(&self, layout: &Layout, chosen: StrategyChoice) -> Options {
+        let choice = match self.strategy() {
+            StrategyChoice::Auto => chosen,
+            given => given,
         };
+        let strategy = choice.resolve(layout, self.learners, self.codec);
         Options { strategy, codec: self.codec, ..strategy.into() }
     }
 

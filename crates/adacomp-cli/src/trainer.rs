@@ -14,7 +14,7 @@ use adacomp_burn::{
     average_statistics, parameters, set_statistics, set_weights, statistics, take_gradients, untrained,
     weights,
 };
-use adacomp_exchange::{Exchange, Transport};
+use adacomp_exchange::{Exchange, Strategy, StrategyChoice, Transport};
 use anyhow::{Context, Result};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::log_softmax;
@@ -82,6 +82,7 @@ pub(crate) struct State {
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub(crate) history: History,
+    pub(crate) strategy: Strategy,
     pub(crate) steps: u64,
     /// Whether somebody pressed Ctrl-C.
     pub(crate) interrupted: bool,
@@ -131,7 +132,8 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let (parameters, untrained) = (parameters(&model), untrained(&model));
         let layout = Arc::new(config.policy().layout(parameters.clone())?);
         let hosted = transport.hosted().len();
-        let mut exchange = Exchange::new(transport, layout.clone(), config.options())?;
+        let chosen = from.map_or(StrategyChoice::Auto, |from| from.chosen(config));
+        let mut exchange = Exchange::new(transport, layout.clone(), config.options(&layout, chosen))?;
         let state = match from {
             Some(checkpoint) => checkpoint.load(config, &parameters, &untrained, &mut exchange)?,
             None => {
@@ -206,6 +208,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
         Ok(Ended {
             checksum: checkpoint::checksum(&self.state.weights, &average),
             history: self.state.history,
+            strategy: self.exchange.options().strategy,
             steps: self.state.step,
             interrupted,
             diverged,

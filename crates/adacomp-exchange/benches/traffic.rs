@@ -1,12 +1,13 @@
 //! Bytes that a learner sends and receives in a step, by strategy and number of learners, on a layer of a million elements
-//! with bins of 500; and the time that messages take, as a multiple of `R += dW`.
+//! with bins of 500 and on the layers of `mnist-cnn`; the time that messages take, as a multiple of `R += dW`; and how far the
+//! strategy that is chosen by itself is from the better one of `gather` and `reduce`.
 //!
 //! `cargo bench -p adacomp-exchange --bench traffic` prints JSON lines.
 
 #[path = "../../adacomp/benches/common/mod.rs"]
 mod common;
 
-use adacomp::{Outcome, Parameter, Policy};
+use adacomp::{Codec, Kind, Layout, Outcome, Parameter, Policy};
 use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{Messages, Strategy};
 use common::{Gradients, flag, median, time};
@@ -19,18 +20,58 @@ fn main() {
     let quick = flag("--quick");
     let elements = if quick { 50_000 } else { 1_000_000 };
     let learners = if quick { &LEARNERS[..2] } else { &LEARNERS };
-    let mut gradients = Gradients::new(elements);
-    for strategy in Strategy::ALL {
+    let layer = vec![Parameter::new("weight", &[1, elements])];
+    for (model, parameters) in [("layer", layer), ("mnist-cnn", mnist_cnn())] {
+        let layout = Arc::new(Policy::adacomp().layout(parameters).expect("a valid layout"));
+        let mut gradients = Gradients::new(layout.elements());
         for &learners in learners {
-            measure(strategy, learners, elements, &mut gradients);
+            let sent = Strategy::ALL
+                .map(|strategy| (strategy, measure(model, &layout, strategy, learners, &mut gradients)));
+            choice(model, &layout, learners, &sent);
         }
     }
 }
 
-fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut Gradients) {
-    let layout =
-        Policy::adacomp().layout([Parameter::new("weight", &[1, elements])]).expect("a valid layout");
-    let layout = Arc::new(layout);
+/// The parameters of the recipe.
+fn mnist_cnn() -> Vec<Parameter> {
+    let (conv, vector) = (Kind::Conv, Kind::Vector);
+    let parameter = |name: &str, shape: &[usize], kind| Parameter::new(name, shape).with_kind(kind);
+    vec![
+        parameter("conv1.weight", &[32, 1, 5, 5], conv),
+        parameter("conv1.bias", &[32], vector),
+        parameter("conv2.weight", &[64, 32, 5, 5], conv),
+        parameter("conv2.bias", &[64], vector),
+        parameter("fc1.weight", &[1024, 128], Kind::Matrix),
+        parameter("fc1.bias", &[128], vector),
+        parameter("fc2.weight", &[128, 10], Kind::Matrix),
+        parameter("fc2.bias", &[10], vector),
+    ]
+}
+
+/// Prints what is chosen for a layout and what that costs, of the bytes that each strategy was measured to send.
+fn choice(model: &str, layout: &Layout, learners: usize, sent: &[(Strategy, u64)]) {
+    let bytes = |wanted: Strategy| {
+        sent.iter().find(|(strategy, _)| *strategy == wanted).map_or(0, |(_, bytes)| *bytes) as f64
+    };
+    let chosen = Strategy::choose(layout, learners, Codec::Rice);
+    let (gather, reduce) = (bytes(Strategy::Gather), bytes(Strategy::Reduce));
+    let over_best = bytes(chosen) / gather.min(reduce);
+    let ring = 2.0 * (learners - 1) as f64 / learners as f64 * 4.0 * layout.elements() as f64;
+    let [gather, reduce, auto] = [gather, reduce, bytes(chosen)].map(|bytes| ring / bytes);
+    println!(
+        r#"{{"model": "{model}", "learners": {learners}, "auto": "{chosen}", "auto_bytes_over_best": {over_best:.3}, "ring_ratio_gather": {gather:.1}, "ring_ratio_reduce": {reduce:.1}, "ring_ratio_auto": {auto:.1}}}"#
+    );
+}
+
+/// Returns the bytes that a learner sends.
+fn measure(
+    model: &str,
+    layout: &Arc<Layout>,
+    strategy: Strategy,
+    learners: usize,
+    gradients: &mut Gradients,
+) -> u64 {
+    let elements = layout.elements();
     // The first learner apart, so that its own work can be timed.
     let mut exchanges = [0..1, 1..learners].map(|hosted| {
         ByHand::unconnected((), layout.clone(), strategy, learners, hosted).expect("valid learners")
@@ -45,9 +86,10 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     for step in 0..warm_up + steps {
         for learner in (0..learners).rev() {
             gradients.fill(&mut gradient);
-            exchanges[learner.min(1)]
-                .submit(learner, 0, gradient.as_slice().into())
-                .expect("a valid gradient");
+            for (layer, part) in parts(layout, &mut gradient).into_iter().enumerate() {
+                let submitted = exchanges[learner.min(1)].submit(learner, layer, (&*part).into());
+                submitted.expect("a valid gradient");
+            }
         }
         let limit = time(|| {
             residual.iter_mut().zip(black_box(&gradient)).for_each(|(r, dw): (&mut f32, _)| *r += dw)
@@ -67,7 +109,8 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
         let scale = exchanges[0].compressor(0).map_or(0.0, |compressor| compressor.layer_statistics(0).scale);
         for (number, (exchange, output)) in exchanges.iter_mut().zip(&mut outputs).enumerate().rev() {
             let seconds = time(|| {
-                let outcome = exchange.conclude(&verdicts, Some(&mut [output])).expect("a good step");
+                let output = &mut parts(layout, output);
+                let outcome = exchange.conclude(&verdicts, Some(output)).expect("a good step");
                 assert_eq!(outcome, Outcome::Averaged);
             });
             decode += if number == 0 { seconds } else { 0.0 };
@@ -83,7 +126,7 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
                 received += traffic.received;
             }
             coded += last_round;
-            if strategy == Strategy::Reduce {
+            if strategy == Strategy::Reduce && layout.len() == 1 {
                 entropy += sum_entropy(&outputs[0], scale, learners);
             }
         }
@@ -91,13 +134,20 @@ fn measure(strategy: Strategy, learners: usize, elements: usize, gradients: &mut
     let each = (steps * learners) as u64;
     let (sent, received, limit) = (sent / each, received / each, median(limits));
     let (encode, decode) = (median(encodes) / limit, median(decodes) / limit);
-    let sums = match strategy {
-        Strategy::Reduce => format!(r#", "sums_ratio_to_entropy": {:.3}"#, coded as f64 / (entropy / 8.0)),
-        _ => String::new(),
+    let sums = match entropy {
+        0.0 => String::new(),
+        bits => format!(r#", "sums_ratio_to_entropy": {:.3}"#, coded as f64 / (bits / 8.0)),
     };
     println!(
-        r#"{{"strategy": "{strategy}", "learners": {learners}, "bytes_sent": {sent}, "bytes_received": {received}, "encode_ratio_to_limit": {encode:.2}, "decode_ratio_to_limit": {decode:.2}{sums}}}"#
+        r#"{{"model": "{model}", "strategy": "{strategy}", "learners": {learners}, "bytes_sent": {sent}, "bytes_received": {received}, "encode_ratio_to_limit": {encode:.2}, "decode_ratio_to_limit": {decode:.2}{sums}}}"#
     );
+    sent
+}
+
+/// Returns the part of each layer.
+fn parts<'a>(layout: &Layout, mut flat: &'a mut [f32]) -> Vec<&'a mut [f32]> {
+    let layers = layout.layers().iter();
+    layers.map(|layer| flat.split_off_mut(..layer.elements()).expect("as long as all layers")).collect()
 }
 
 /// What comes to each of two exchanges, of which the first hosts one learner.

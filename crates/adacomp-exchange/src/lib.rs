@@ -13,7 +13,7 @@ pub use error::{Cause, ExchangeError, TransportError};
 pub use exchange::{Exchange, GroupAverage, Options, Seconds, SendVerdict};
 pub use protocol::{LayerTraffic, Traffic};
 pub use state::LearnerState;
-pub use strategy::Strategy;
+pub use strategy::{Strategy, StrategyChoice};
 #[cfg(feature = "mpi")]
 pub use transport::Mpi;
 pub use transport::{Local, Messages, TIMEOUT, Threads, Transport};
@@ -23,5 +23,6 @@ pub use transport::{Local, Messages, TIMEOUT, Threads, Transport};
 pub mod internal {
     /// Learners whose messages are carried by hand.
     pub type ByHand = crate::Exchange<()>;
+    pub use crate::strategy::{density_of_bits, owners_select};
     pub use crate::sums::{decode_sums, encode_sums};
 }

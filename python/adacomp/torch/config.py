@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 Mode = Literal["auto", "on", "off"]
-Strategy = Literal["gather", "reduce", "sharded"]
+Strategy = Literal["auto", "gather", "reduce", "sharded"]
 Treatment = int | Literal["dense"]
 Scale = Literal["mean", "clamped"]
 Codec = Literal["rice", "paper"]
@@ -38,7 +38,8 @@ class Config:
         mode: ``"auto"`` times steps with and without compression and runs what is faster, and tries again now and then; ``"on"``
             always compresses, ``"off"`` never.
         strategy: ``"gather"`` (the paper's), ``"reduce"`` for many learners, or ``"sharded"``, whose traffic does not grow with
-            their number.
+            their number. ``"auto"`` is the one of the first two that should send fewer bytes for this model and number of
+            learners.
         conv, matrix, vector: how kernels of convolutions, matrices and vectors are sent: the number of elements of a bin,
             or ``"dense"``. The defaults are the paper's.
         min_elements: tensors with fewer elements are sent dense.
@@ -55,7 +56,7 @@ class Config:
     """
 
     mode: Mode = "auto"
-    strategy: Strategy = "gather"
+    strategy: Strategy = "auto"
     conv: Treatment = 50
     matrix: Treatment = 500
     vector: Treatment = "dense"

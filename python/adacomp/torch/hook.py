@@ -73,7 +73,8 @@ class AdaCompState:
     def stats(self) -> dict[str, Any]:
         """Returns what the hook does and what that is worth.
 
-        - ``mode``, ``compressing``, ``why``, ``strategy``, ``learners``, and ``steps`` by kind.
+        - ``mode``, ``compressing``, ``why``, ``strategy`` (where it is ``"auto"``, the one that was chosen), ``learners``, and
+          ``steps`` by kind.
         - ``bytes_sent``: bytes that this learner handed to the process group in compressed steps, padding and headers included.
         - ``compression_ratio``: bytes that a dense ring all-reduce of the same steps would have sent, over ``bytes_sent``.
         - ``frame_ratio``: the paper's measure: bytes of dense float32 gradients, sent to the same learners in the same way, over
@@ -140,7 +141,7 @@ def attach(
     ddp: DistributedDataParallel,
     *,
     mode: Mode = "auto",
-    strategy: Strategy = "gather",
+    strategy: Strategy = "auto",
     conv: Treatment = 50,
     matrix: Treatment = 500,
     vector: Treatment = "dense",

@@ -56,7 +56,7 @@ def _ratio(dense: float, sent: int) -> float | None:
 def _copies(runtime: Runtime) -> float:
     """Returns how many times a learner sends each element: to each other learner, or to its owner and from there to all."""
     others = runtime.learners - 1
-    return others if runtime.config.strategy == "gather" else 2 * others / runtime.learners
+    return others if runtime.strategy == "gather" else 2 * others / runtime.learners
 
 
 def compressing(runtime: Runtime) -> bool:
@@ -82,7 +82,7 @@ def stats(runtime: Runtime) -> dict[str, Any]:
         "mode": runtime.config.mode,
         "compressing": compressing(runtime),
         "why": why(runtime),
-        "strategy": runtime.config.strategy,
+        "strategy": runtime.strategy,
         "learners": runtime.learners,
         "steps": {"compressed": counts.compressed, "dense": counts.plain + counts.flush, "dropped": counts.dropped},
         "bytes_sent": counts.bytes_sent,
@@ -96,14 +96,14 @@ def stats(runtime: Runtime) -> dict[str, Any]:
 def introduction(runtime: Runtime) -> str:
     """Returns one line for the log."""
     config = runtime.config
-    attached = f"AdaComp is attached: mode {config.mode}, {config.strategy} between {runtime.learners} learners"
+    attached = f"AdaComp is attached: mode {config.mode}, {runtime.strategy} between {runtime.learners} learners"
     return "; ".join([attached, *_parameters(runtime)])
 
 
 def summary(runtime: Runtime) -> str:
     """Returns what it does now, why, and what compression is worth, in three lines or four."""
     counts, config = runtime.counts, runtime.config
-    now = f"compresses with {config.strategy}" if compressing(runtime) else "sends gradients dense"
+    now = f"compresses with {runtime.strategy}" if compressing(runtime) else "sends gradients dense"
     lines = [
         f"AdaComp hook, mode {config.mode}: {now}, {runtime.learners} learners",
         f"  why: {why(runtime)}",

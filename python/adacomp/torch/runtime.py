@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from .._native import Exchange, Layout, kind
 from . import report, saved
 from .auto import Auto
-from .config import Config
+from .config import Config, Strategy
 from .device import Path, SelectionPath
 from .moments import Moments
 from .transport import Transport, Worker, longest_message
@@ -71,13 +71,9 @@ class Runtime:
         self.learners = self.transport.learners
         self._check_agreement("mode", config.mode)
         self._check_agreement("local_adam", config.local_adam)
-        self.exchange = Exchange(self.layout, config.strategy, config.codec, self.transport, config.threads, skip_unused)
-        # The learners have found that their layouts are the same.
-        self.transport.longest_message = longest_message(self.layout.elements, self.layout.treatments, self.learners)
-        if self.device.type == "cpu" if in_place is None else in_place:
-            self.path = Path(self.exchange)
-        else:
-            self.path = SelectionPath(self.exchange, self.layout, self.device, config.soft_threshold, skip_unused)
+        self._skip_unused = skip_unused
+        self._in_place = self.device.type == "cpu" if in_place is None else in_place
+        self.connect(config.strategy)
         # With `local_adam`: those of this learner's gradient.
         self.moments = Moments(config.local_adam) if config.local_adam else None
 
@@ -98,6 +94,19 @@ class Runtime:
         self._error: BaseException | None = None
         # Where scalars go, and in every how many steps.
         self.writer: tuple[Any, int] | None = None
+
+    def connect(self, strategy: Strategy) -> None:
+        """Begins an exchange with nothing in its residuals. All learners must do the same."""
+        config, skip_unused = self.config, self._skip_unused
+        self.exchange = Exchange(self.layout, strategy, config.codec, self.transport, config.threads, skip_unused)
+        # With `strategy="auto"` the one that was chosen, the same on all learners.
+        self.strategy = self.exchange.strategy
+        # The learners have found that their layouts are the same.
+        self.transport.longest_message = longest_message(self.layout.elements, self.layout.treatments, self.learners)
+        if self._in_place:
+            self.path = Path(self.exchange)
+        else:
+            self.path = SelectionPath(self.exchange, self.layout, self.device, config.soft_threshold, skip_unused)
 
     def configure(self, config: Config) -> None:
         """Takes over another mode, from the next step on."""

@@ -9,10 +9,15 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
+from .config import Strategy
+
 if TYPE_CHECKING:
     from .runtime import Runtime
 
 TEXT = "adacomp"
+# What `strategy="auto"` stands for, and between how many learners.
+STRATEGY = "strategy"
+CHOICES: tuple[Strategy, ...] = ("gather", "reduce")
 RESIDUAL, OWNER = "residual.", "owner."
 # Those of `local_adam`, by parameter: of how many gradients they are, and both.
 STEPS, FIRST, SECOND = "adam.steps.", "adam.first.", "adam.second."
@@ -29,7 +34,9 @@ def save(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
         residuals, owner, text = _consolidated(runtime) if consolidate else runtime.exchange.save()
     finally:
         runtime.path.to_device()
-    state = {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
+    state = {TEXT: _from_text(text)}
+    if runtime.config.strategy == "auto":
+        state[STRATEGY] = _from_text(_chosen(runtime.strategy, runtime.learners))
     for name, parameter in zip(runtime.layout.names, runtime.parameters):
         if name in residuals:
             state[RESIDUAL + name] = _shaped(torch.from_numpy(residuals[name]).reshape(-1), parameter)
@@ -47,9 +54,28 @@ def load(runtime: Runtime, states: Sequence[Tensors]) -> None:
     own = [state for state, (_, _, text) in zip(states, read) if _saver(text) == here]
     moments = _read_moments(runtime, own or states)
     runtime.exchange.load(read)
+    if runtime.config.strategy == "auto":
+        # As many learners as before keep to what was chosen then, whatever this version would choose.
+        chosen = _text(states[0], STRATEGY)
+        for strategy in CHOICES:
+            if chosen == _chosen(strategy, runtime.learners) and strategy != runtime.strategy:
+                runtime.connect(strategy)
+                runtime.exchange.load(read)
     runtime.path.to_device()
     if runtime.moments:
         runtime.moments.kept = moments
+
+
+def _chosen(strategy: str, learners: int) -> str:
+    return f"{strategy} between {learners} learners"
+
+
+def _from_text(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _text(state: Tensors, key: str) -> str:
+    return bytes(state[key].tolist()).decode(errors="replace") if key in state else ""
 
 
 def _saver(text: str) -> str:
@@ -70,7 +96,7 @@ def _read(state: Tensors, parameters: Mapping[str, torch.nn.Parameter]) -> Nativ
             residuals[name] = flat.contiguous().numpy().reshape(tuple(values.shape))
         elif key.startswith(OWNER):
             owner[key.removeprefix(OWNER)] = values.contiguous().numpy()
-    return residuals, owner, bytes(state[TEXT].tolist()).decode(errors="replace")
+    return residuals, owner, _text(state, TEXT)
 
 
 def _consolidated(runtime: Runtime) -> Native:

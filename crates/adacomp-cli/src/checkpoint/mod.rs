@@ -15,13 +15,13 @@
 
 mod save;
 
-use crate::config::Config;
+use crate::config::{Config, text};
 use crate::files;
 use crate::history::{History, Seconds, Sums};
 use crate::optimizer::Optimizer;
 use crate::trainer::State;
 use adacomp::Parameter;
-use adacomp_exchange::{Exchange, LearnerState, Strategy, Transport};
+use adacomp_exchange::{Exchange, LearnerState, Strategy, StrategyChoice, Transport};
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,9 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 pub(crate) struct Saved {
     format: u32,
     pub(crate) config: Config,
+    /// What `auto` stood for. Older checkpoints do not say.
+    #[serde(default, with = "text")]
+    pub(crate) strategy: StrategyChoice,
     pub(crate) step: u64,
     /// Steps that the optimiser has taken: fewer than steps if some were dropped.
     optimizer_steps: u64,
@@ -80,7 +83,8 @@ impl Saved {
             "a step of {} cannot be",
             self.step
         );
-        let owners = if self.config.options().strategy == Strategy::Sharded { learners } else { 0 };
+        let is_sharded = self.config.strategy() == StrategyChoice::Given(Strategy::Sharded);
+        let owners = if is_sharded { learners } else { 0 };
         let needed = [WEIGHTS, OPTIMIZER].map(str::to_owned).into_iter();
         let needed = needed.chain((0..learners).map(|learner| of_learner("residuals", learner)));
         for name in needed.chain((0..owners).map(|learner| of_learner("owner", learner))) {
@@ -141,6 +145,15 @@ impl Checkpoint {
     fn tensors(&self, name: &str, prefix: &str, parameters: &[Parameter]) -> Result<Vec<Vec<f32>>> {
         read_tensors(&self.read(name)?, prefix, parameters)
             .with_context(|| self.folder.join(name).display().to_string())
+    }
+
+    /// Returns what `auto` has stood for so far, if there are as many learners as before.
+    pub(crate) fn chosen(&self, config: &Config) -> StrategyChoice {
+        let before = &self.saved.config;
+        match before.strategy() == StrategyChoice::Auto && before.learners == config.learners {
+            true => self.saved.strategy,
+            false => StrategyChoice::Auto,
+        }
     }
 
     /// Loads the state of the learners that are hosted here. The number of learners may be another one than when it was saved.

@@ -7,7 +7,7 @@ use crate::history::Sums;
 use crate::trainer::State;
 use adacomp::Parameter;
 use adacomp_burn::average_statistics;
-use adacomp_exchange::{Exchange, Transport};
+use adacomp_exchange::{Exchange, StrategyChoice, Transport};
 use anyhow::{Context, Result};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -60,6 +60,7 @@ pub(crate) fn save<T: Transport>(
         Saved {
             format: FORMAT,
             config: config.clone(),
+            strategy: StrategyChoice::Given(exchange.options().strategy),
             step: state.step,
             dropped_in_a_row: state.dropped_in_a_row,
             optimizer_steps: state.optimizer.steps,

@@ -28,9 +28,10 @@ fn checkpoint(folder: &Path) -> Result<String> {
         let (error, loss) = (epoch.test_error, epoch.test_loss);
         let (total, frames) = (&epoch.total, show::ratio(epoch.total.frame_ratio.overall));
         text += &format!(
-            "\nafter epoch {}: test error {error:.2}%, test loss {loss:.4}, compression ratio {}, frame ratio {frames}\n",
+            "\nafter epoch {}: test error {error:.2}%, test loss {loss:.4}, compression ratio {} with {}, frame ratio {frames}\n",
             epoch.epoch,
-            show::ratio(total.compression_ratio)
+            show::ratio(total.compression_ratio),
+            saved.strategy
         );
     }
     let mut rows = vec![row(["file", "tensors", "elements", "bytes", "norm"])];

@@ -9,6 +9,7 @@ use crate::recipes::{Metric, Recipe};
 use crate::session::Session;
 use crate::show;
 use crate::trainer::Ended;
+use adacomp_exchange::Strategy;
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -52,7 +53,7 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
         line.insert("weights_checksum".to_owned(), json!(ended.checksum));
         say!("{}", Value::Object(line));
     } else if let Some(last) = ended.history.epochs.last() {
-        say!("\n{}", summary(session.recipe.metric, last));
+        say!("\n{}", summary(session.recipe.metric, last, ended.strategy));
     }
     if let Some(peak) = show::peak_memory() {
         note!("peak memory: {}", show::bytes(peak));
@@ -77,11 +78,11 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
 }
 
 /// Says what a run has come to: its result, its bytes, and where the time of the last epoch went.
-fn summary(metric: Metric, last: &Epoch) -> String {
+fn summary(metric: Metric, last: &Epoch, strategy: Strategy) -> String {
     let sent = match last.total.compression_ratio {
         None => "nothing sent".to_owned(),
         Some(ratio) => format!(
-            "compression ratio {}: {} sent per learner, and {} by a dense ring all-reduce",
+            "compression ratio {} with {strategy}: {} sent per learner, and {} by a dense ring all-reduce",
             show::ratio(Some(ratio)),
             show::bytes(last.total.bytes_sent),
             show::bytes(ratio * last.total.bytes_sent)
@@ -113,6 +114,7 @@ pub(crate) fn result(metric: Metric, ended: &Ended) -> Result<Value> {
     let total = &last.total;
     Ok(json!({
         (name): value,
+        "strategy": ended.strategy.to_string(),
         "compression_ratio": total.compression_ratio,
         "frame_ratio": total.frame_ratio,
         "bytes_sent": total.bytes_sent,

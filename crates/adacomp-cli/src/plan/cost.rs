@@ -5,6 +5,7 @@
 
 use super::{Machine, Model};
 use adacomp_exchange::Strategy;
+use adacomp_exchange::internal::owners_select;
 use serde::Serialize;
 
 /// Where a model is trained.
@@ -59,21 +60,12 @@ impl Serialize for BreakEven {
 /// The share of a step's computing during which messages are sent unnoticed, as it was measured: about half of the backward pass.
 const HIDDEN: f64 = 0.3;
 
-/// Bytes that a message takes on top of its contents: its envelope, and the header of its row.
-const ENVELOPE: f64 = 15.0;
-
-/// Bytes that a layer takes in a message on top of its elements: a scale, and how many elements there are.
-const LAYER: f64 = 5.0;
-
-/// Elements that are exchanged together, PyTorch's 25 MB.
-const GROUP: f64 = 6.5e6;
-
 /// Links between which break-even is looked for, in bytes a second.
 const LINKS: (f64, f64) = (1e2, 1e13);
 
 /// Predicts all strategies, dense first.
 pub(super) fn predict(model: &Model, setting: &Setting, machine: &Machine) -> Vec<Prediction> {
-    let cost = |strategy| Cost::new(strategy, model, setting.learners as f64, machine);
+    let cost = |strategy| Cost::new(strategy, model, setting.learners, machine);
     let dense = cost(Strategy::Dense);
     let prediction = |strategy| {
         let cost = cost(strategy);
@@ -108,17 +100,10 @@ struct Cost {
 }
 
 impl Cost {
-    fn new(strategy: Strategy, model: &Model, learners: f64, machine: &Machine) -> Self {
+    fn new(strategy: Strategy, model: &Model, learners: usize, machine: &Machine) -> Self {
+        let bytes = model.bytes(strategy, learners);
+        let learners = learners as f64;
         let others = learners - 1.0;
-        let part = others / learners;
-        // Bytes around the contents of the messages to one learner in this number of rounds, and of the verdict.
-        let around = |rounds: f64| {
-            let groups = (model.elements / GROUP).ceil();
-            ENVELOPE + rounds * (groups * ENVELOPE + model.layers * LAYER)
-        };
-        // What owners send of all shards, as a multiple of what one learner selects: averages of many learners have more
-        // elements of about the same size. As measured, between 1.15 and 1.7 for two learners and 2 for many.
-        let down = (1.1 + 0.2 * others).min(2.0);
         let compress = model.in_large_bins * machine.large_bins + model.in_small_bins * machine.small_bins;
         let write = model.elements * machine.write;
         let code = model.selected * machine.code;
@@ -128,14 +113,12 @@ impl Cost {
         let message = model.selection + model.dense;
         let mut cost = match strategy {
             Strategy::Dense => Self {
-                bytes: 2.0 * part * 4.0 * model.elements,
-                computing: model.elements * machine.copy * (1.0 + part),
+                computing: model.elements * machine.copy * (1.0 + others / learners),
                 rounds: 2.0 * others,
                 calls: 1.0,
                 ..Self::default()
             },
             Strategy::Gather => Self {
-                bytes: others * (message + around(1.0)),
                 // Own elements are encoded, everybody's decoded.
                 computing: compress + write + code * (1.0 + learners),
                 // Its messages, then everybody's word that all is well.
@@ -145,8 +128,6 @@ impl Cost {
                 ..Self::default()
             },
             Strategy::Reduce => Self {
-                bytes: part * (model.selection + model.sums(learners) + 2.0 * model.dense)
-                    + others * around(3.0),
                 // Encoded for owners, decoded there; sums encoded, and decoded by all.
                 computing: compress + write + code * (2.0 + model.union(learners) * (1.0 + 1.0 / learners)),
                 rounds: 1.0 + 3.0 * others,
@@ -155,12 +136,11 @@ impl Cost {
                 ..Self::default()
             },
             Strategy::Sharded => Self {
-                bytes: part * ((1.0 + down) * model.selection + 2.0 * model.dense) + others * around(2.0),
                 // An owner also compresses its shard, and remembers what a step changes in it.
                 computing: (1.0 + 1.0 / learners) * compress
                     + write
                     + model.elements / learners * 2.0 * machine.copy
-                    + code * (2.0 + 2.0 * down),
+                    + code * (2.0 + 2.0 * owners_select(learners as usize)),
                 rounds: 1.0 + 2.0 * others,
                 calls: 3.0,
                 memory: residual + 2.0 * selection + 4.0 * message + 2.0 * residual / learners,
@@ -169,7 +149,8 @@ impl Cost {
         };
         // Gradients are copied into buckets first.
         cost.computing = if learners == 1.0 { 0.0 } else { cost.computing + model.elements * machine.copy };
-        cost.handling = 2.0 * cost.bytes * machine.byte;
+        cost.bytes = bytes;
+        cost.handling = 2.0 * bytes * machine.byte;
         cost.calls *= machine.transport;
         cost
     }

@@ -7,6 +7,7 @@ mod model;
 use crate::End;
 use crate::args::PlanArguments;
 use crate::show::{self, row, table};
+use adacomp::Codec;
 use adacomp_exchange::Strategy;
 use anyhow::{Result, bail, ensure};
 use cost::{BreakEven, Prediction, Setting, predict};
@@ -35,15 +36,18 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<End> {
     let used = machine.unwrap_or_default();
     let predictions = predict(&model, &setting, &used);
     let (best, reason) = recommend(&predictions, &setting);
+    let auto = Strategy::choose(&model.layout, setting.learners, Codec::Rice);
     if arguments.json {
         let plan = json!({
             "model": model, "setting": setting, "machine": used, "calibrated": machine.is_some(),
             "predictions": predictions, "recommendation": best.to_string(), "reason": reason,
+            "auto": auto.to_string(),
         });
         say!("{plan}");
     } else {
         tell!("{}", text(&model, &setting, &predictions));
         say!("\n{best}: {reason}");
+        say!("The strategy auto takes {auto} here.");
         if machine.is_none() {
             say!(
                 "This machine has not been measured, so costs of computing are those of another; see --calibrate."

@@ -2,7 +2,9 @@
 
 use crate::models::Network;
 use crate::recipes::{RECIPES, Recipe};
-use adacomp::{Parameter, Policy, Treatment};
+use adacomp::{Layer, Layout, Parameter, Policy, Treatment};
+use adacomp_exchange::Strategy;
+use adacomp_exchange::internal::density_of_bits;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use serde::Serialize;
@@ -20,8 +22,14 @@ pub(super) struct Ratios {
     pub(super) matrix: f64,
 }
 
+impl Ratios {
+    fn of(self, bin: u32) -> f64 {
+        if bin < LARGE_BIN { self.conv } else { self.matrix }
+    }
+}
+
 /// What learners have to exchange in a step.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct Model {
     pub(super) name: String,
     /// Gradients in all.
@@ -35,15 +43,14 @@ pub(super) struct Model {
     pub(super) selection: f64,
     /// Bytes of layers that are sent dense.
     pub(super) dense: f64,
-    /// Layers in all.
-    pub(super) layers: f64,
+    #[serde(skip)]
+    pub(super) layout: Layout,
+    #[serde(skip)]
+    ratios: Ratios,
 }
 
 /// Bins from this size on are large: the kernel is faster there.
 const LARGE_BIN: u32 = 100;
-
-/// Bits on top of the entropy of its position that a selected element takes: its sign, and what codes lose.
-const EXTRA_BITS: f64 = 2.4;
 
 impl Model {
     /// Reads a recipe, a safetensors file, or a list of shapes such as `4096x2048,4096`.
@@ -76,7 +83,8 @@ impl Model {
             selected: 0.0,
             selection: 0.0,
             dense: 0.0,
-            layers: layout.len() as f64,
+            layout: layout.clone(),
+            ratios,
         };
         for layer in layout.layers() {
             let elements = layer.elements() as f64;
@@ -84,66 +92,35 @@ impl Model {
                 model.dense += 4.0 * elements;
                 continue;
             };
-            let ratio = if bin < LARGE_BIN { ratios.conv } else { ratios.matrix };
             *(if bin < LARGE_BIN { &mut model.in_small_bins } else { &mut model.in_large_bins }) += elements;
-            model.selected += elements * density(32.0 / ratio);
-            model.selection += 4.0 * elements / ratio;
+            model.selected += elements * model.density(layer);
+            model.selection += 4.0 * elements / ratios.of(bin);
         }
         Ok(model)
     }
 
+    /// Returns the bytes that a learner sends in a step.
+    pub(super) fn bytes(&self, strategy: Strategy, learners: usize) -> f64 {
+        strategy.expected_bytes(&self.layout, learners, |layer| self.density(layer))
+    }
+
+    /// Returns the share of a layer's elements that a learner selects.
+    fn density(&self, layer: &Layer) -> f64 {
+        match layer.treatment {
+            Treatment::Bins(bin) => density_of_bits(32.0 / self.ratios.of(bin)),
+            _ => 1.0,
+        }
+    }
+
     /// Returns the selected elements that all learners have together, as a multiple of those of one.
     pub(super) fn union(&self, learners: f64) -> f64 {
-        match self.density() {
-            0.0 => 1.0,
-            density => (1.0 - (-learners * density).exp()) / density,
-        }
-    }
-
-    /// Returns the bytes of the sums of all learners' signs.
-    pub(super) fn sums(&self, learners: f64) -> f64 {
-        match self.density() {
-            0.0 => 0.0,
-            density => self.selection * entropy_of_sum(learners * density) / entropy_of_sum(density),
-        }
-    }
-
-    fn density(&self) -> f64 {
         let compressed = self.in_large_bins + self.in_small_bins;
-        if compressed == 0.0 { 0.0 } else { self.selected / compressed }
-    }
-}
-
-/// Returns the share of elements that is selected if an element takes this number of bits, on average over all.
-fn density(bits: f64) -> f64 {
-    let mut density: f64 = 0.01;
-    for _ in 0..50 {
-        density = (bits / ((1.0 / density).log2() + EXTRA_BITS)).clamp(1e-9, 0.5);
-    }
-    density
-}
-
-/// Returns the bits of the sum of random signs, of which there is this number on average.
-fn entropy_of_sum(signs: f64) -> f64 {
-    // From there on it is a bell curve.
-    if signs > 30.0 {
-        return 0.5 * (2.0 * std::f64::consts::PI * std::f64::consts::E * signs).log2();
-    }
-    let most = (signs + 12.0 * signs.sqrt() + 20.0) as usize;
-    // How likely each sum is, by the number of signs: first for one sign less, then for one more.
-    let mut chances = vec![0.0; 2 * most + 1];
-    let mut given = vec![0.0; 2 * most + 3];
-    given[most + 1] = 1.0;
-    let mut poisson = (-signs).exp();
-    for count in 0..=most {
-        chances.iter_mut().zip(&given[1..]).for_each(|(chance, given)| *chance += poisson * given);
-        poisson *= signs / (count + 1) as f64;
-        let before = given.clone();
-        for sum in 1..given.len() - 1 {
-            given[sum] = 0.5 * (before[sum - 1] + before[sum + 1]);
+        if compressed == 0.0 {
+            return 1.0;
         }
+        let density = self.selected / compressed;
+        (1.0 - (-learners * density).exp()) / density
     }
-    chances.iter().filter(|chance| **chance > 0.0).map(|chance| -chance * chance.log2()).sum()
 }
 
 /// Returns a recipe's parameters, with as many classes as its data usually has: loading the data to know would take too long.
@@ -208,32 +185,9 @@ mod tests {
         }
     }
 
-    /// A ratio and the elements that are selected belong together as in the format on the wire.
     #[test]
-    fn density_follows_from_bytes() {
-        for selected in [0.002, 0.01, 0.05] {
-            let elements = 1 << 20;
-            let mut random = fastrand::Rng::with_seed(1);
-            let chosen: Vec<u32> = (0..elements).filter(|_| random.f64() < selected).collect();
-            let chosen = chosen.into_iter().map(|index| adacomp::Selected::new(index, random.bool()));
-            let chosen: Vec<_> = chosen.collect();
-            let mut bytes = Vec::new();
-            adacomp::internal::encode_range(&chosen, 0..elements as usize, &mut bytes);
-            let estimate = density(8.0 * bytes.len() as f64 / f64::from(elements));
-            assert!((estimate / selected - 1.0).abs() < 0.1, "{selected}: {estimate}");
-        }
-    }
-
-    #[test]
-    fn sums_grow_with_the_logarithm() {
-        // One rare sign: its entropy. Many: a bell curve's, and both meet.
-        let rare: f64 = 0.001;
-        let exact = -(1.0 - rare) * (1.0 - rare).log2() - rare * (rare / 2.0).log2();
-        assert!((entropy_of_sum(rare) / exact - 1.0).abs() < 0.01);
-        assert!((entropy_of_sum(29.99) / entropy_of_sum(30.01) - 1.0).abs() < 0.01);
+    fn all_learners_together_select_no_more_than_there_is() {
         let model = Model::read("1000x1000", RATIOS).unwrap();
-        assert!((model.sums(1.0) / model.selection - 1.0).abs() < 1e-9);
-        assert!(model.sums(100.0) < 40.0 * model.selection);
         assert!(model.union(1.0) > 0.99 && model.union(10_000.0) * model.selected <= 1e6);
     }
 }

@@ -65,7 +65,7 @@ fn settings_that_make_no_sense() {
         ("plan digits --conv-ratio 0.5", "a ratio of 0.5: choose a number from 1 on"),
         ("plan digits --learners-per-core 0", "0 learners for each core: choose a number from 1 on"),
         ("train digits --scheme nonsense", "[possible values: dense, adacomp, local-selection, top-k, f16]"),
-        ("train digits --strategy dense", "[possible values: gather, reduce, sharded]"),
+        ("train digits --strategy dense", "[possible values: auto, gather, reduce, sharded]"),
         ("train digits --learners some", "invalid value 'some'"),
         ("train digits --nonsense", "unexpected argument '--nonsense'"),
         ("train", "<RECIPE>"),

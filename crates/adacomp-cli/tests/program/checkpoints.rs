@@ -90,6 +90,30 @@ fn a_run_that_was_interrupted_early_has_saved_what_it_has() {
     assert_eq!(checkpoint("run"), "checkpoint-00000138");
 }
 
+/// What `auto` stands for is fixed for a run, and chosen anew for another number of learners.
+#[test]
+fn as_many_learners_keep_the_strategy_that_was_chosen() {
+    let folder = Folder::new();
+    let strategy = |line: &str| {
+        let lines = succeed(folder.path(), &format!("train {line} --json")).json();
+        lines.last().unwrap()["adacomp"]["strategy"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(strategy("digits --learners 2 --steps 5 --out two"), "gather");
+    assert_eq!(strategy("digits --learners 8 --steps 5 --out run"), "reduce");
+    // As if the version that began it had chosen otherwise.
+    let (path, text) = files(&folder.path().join("run"))
+        .into_iter()
+        .find(|(path, _)| path.ends_with("run.json"))
+        .expect("a checkpoint");
+    let mut saved: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!((&saved["config"]["strategy"], &saved["strategy"]), (&"auto".into(), &"reduce".into()));
+    saved["strategy"] = "gather".into();
+    std::fs::write(&path, saved.to_string()).unwrap();
+    assert_eq!(strategy("--resume run --steps 10"), "gather");
+    assert_eq!(strategy("--resume run --steps 15"), "gather");
+    assert_eq!(strategy("--resume run --steps 20 --learners 16"), "reduce");
+}
+
 /// One that was begun before sizes in other codes and the bytes of a ring were counted.
 #[test]
 fn an_older_checkpoint_goes_on() {

@@ -29,7 +29,7 @@ fn results_depend_on_seed_scheme_and_settings() {
         "--scheme local-selection",
         "--scheme top-k",
         "--scheme f16",
-        "--strategy reduce",
+        "--strategy gather",
         "--strategy sharded",
         "--matrix-bin 50",
         "--soft-threshold 3",
@@ -44,7 +44,9 @@ fn results_depend_on_seed_scheme_and_settings() {
     ];
     let checksums: std::collections::HashSet<_> = settings.map(run).into_iter().collect();
     assert_eq!(checksums.len(), settings.len());
-    assert_eq!(run("--codec paper"), run("--codec rice"), "codecs carry the same");
+    let gather = |codec: &str| run(&format!("--strategy gather --codec {codec}"));
+    assert_eq!(gather("paper"), gather("rice"), "codecs carry the same");
+    assert_eq!(run("--strategy reduce"), run("--strategy auto"), "four learners");
     assert_eq!(run("--warm-up 30"), run("--warm-up 1000"));
 }
 
@@ -77,7 +79,7 @@ fn as_many_learners_as_are_allowed() {
 #[test]
 fn ten_steps_are_what_they_always_were() {
     let folder = Folder::new();
-    let ended = succeed(folder.path(), "train digits --steps 10 --json=steps");
+    let ended = succeed(folder.path(), "train digits --steps 10 --strategy gather --json=steps");
     let losses: Vec<f64> = ended.json().iter().filter_map(|line| line["loss"].as_f64()).collect();
     let pinned = [2.32785, 2.36239, 2.32099, 2.32035, 2.28419, 2.30855, 2.29637, 2.32435, 2.24731, 2.26960];
     assert_eq!(losses.len(), pinned.len());

@@ -2,9 +2,10 @@
 //!
 //! To add one: a variant of [`Strategy`], which says all that others need to know of it, and a type that implements
 //! [`LayerRounds`], or [`Rounds`] if it does not exchange layer by layer. The compiler and the tests that go through
-//! [`Strategy::ALL`] find the rest; the program's cost model, Python's `config.py` and the guides name strategies, too.
+//! [`Strategy::ALL`] find the rest; `choice.rs`, the program's cost model, Python's `config.py` and the guides name strategies, too.
 
 mod by_layer;
+mod choice;
 mod gather;
 mod reduce;
 mod sharded;
@@ -16,6 +17,7 @@ use adacomp::{Layer, Layout, Treatment, UnknownName};
 #[cfg(doc)]
 use by_layer::LayerRounds;
 use by_layer::{ByLayer, Dense};
+pub use choice::{StrategyChoice, density_of_bits, owners_select};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
