@@ -5,6 +5,7 @@ Needs an environment with the package and requirements.txt: `pip install './pyth
 """
 
 import argparse
+import os
 import sys
 
 from reproduction import clusters, documents, machines, network, runner
@@ -13,6 +14,8 @@ from reproduction.studies import all_studies, read_results
 
 def run(words: list[str]) -> int:
     """Makes what is missing of the chosen runs, then writes the documents."""
+    at_once = next((int(word.removeprefix("at-once=")) for word in words if word.startswith("at-once=")), os.cpu_count() or 1)
+    words = [word for word in words if not word.startswith("at-once=")]
     studies = all_studies()
     names = [study.name for study in studies]
     chosen_studies = [word for word in words if word in names] or names
@@ -23,7 +26,7 @@ def run(words: list[str]) -> int:
     if not runs:
         print(f"this chooses no run; studies are {', '.join(names)}", file=sys.stderr)
         return 1
-    failures = runner.make(list(runs.values()))
+    failures = runner.make(list(runs.values()), at_once)
     print("\n".join(failures), file=sys.stderr)
     documents.write()
     return 1 if failures else 0
@@ -62,7 +65,7 @@ def check_clusters(_: list[str]) -> int:
     return machines.run_inside(["clusters"], clusters.check)
 
 
-CHOICE = "studies and values of settings to choose, as `main mnist-cnn adam`"
+CHOICE = "studies and values of settings to choose, as `main mnist-cnn adam`; `at-once=1` for one run at a time"
 MEASURED = "what to measure, as `mlp 2 1gbit` or `memory`; with methods (`gather none`) results are printed only"
 COMMANDS = {
     "run": (run, "make what is missing of the studies, one run a core, going on where it stopped", CHOICE),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from reproduction import ROOT
+from reproduction.speech import Speech
 
 # The readers of the examples.
 sys.path.insert(0, str(ROOT / "python" / "examples"))
@@ -90,8 +91,10 @@ class Text:
         return rows[:, :-1], rows[:, 1:]
 
 
-def load(name: str, augment: bool, length: int, side: int | None) -> Pictures | Text:
+def load(name: str, augment: bool, length: int, side: int | None) -> Pictures | Text | Speech:
     folder = files.folder_of(name)
     if name == "shakespeare":
         return Text(folder, length)
+    if name == "speech":
+        return Speech(folder)
     return Pictures({"mnist": files.mnist, "cifar10": files.cifar10}[name], folder, augment, side)

@@ -99,6 +99,12 @@ def study_table(study: Study, groups: list[Group]) -> str:
     return markdown(rows, {"compression ratio", "bytes received in a step"})
 
 
+def open_runs(studies: list[Study]) -> str:
+    """Returns a line for each run that has no result yet."""
+    lines = [f"- {study.name}: `{run.name}`\n" for study in studies for run in study.runs if run.is_open]
+    return "\n" + "".join(lines or ["None.\n"]) + "\n"
+
+
 def network_times(results: NetworkResults, workload: str, learners: int) -> str:
     """Returns step times by link, and their ratios to DDP's."""
     links = results.links(workload, learners)
@@ -170,7 +176,9 @@ def made() -> dict[Path, str]:
         HERE / "figures" / "network.svg": network_figure(network),
         ROOT / "docs" / "step-times.svg": step_times_figure(network),
     }
-    for study in all_studies():
+    studies = all_studies()
+    report = replaced(report, "open", open_runs(studies))
+    for study in studies:
         groups = groups_of(study, results)
         if study.name == "main":
             part = main_table(groups)

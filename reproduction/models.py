@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, pad, relu, scaled_dot_product_attention
 
 
 def mlp(inputs: int, hidden: list[int], outputs: int) -> nn.Module:
@@ -95,6 +95,35 @@ def resnet(depth: int, side: int, outputs: int) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.reset_parameters()
+    return model
+
+
+class SmallBlock(nn.Module):
+    """Two convolutions of 3x3 beside a short cut, which leaves out pixels and adds channels of zeros, so has no parameters."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.added = stride, width - channels
+        self.conv1, self.conv2 = (
+            nn.Conv2d(before, width, 3, step, 1, bias=False) for before, step in ((channels, stride), (width, 1))
+        )
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        short_cut = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.added // 2, self.added // 2))
+        return relu(short_cut + self.norm2(self.conv2(relu(self.norm1(self.conv1(x))))))
+
+
+def small_resnet(blocks: int, outputs: int) -> nn.Module:
+    """Makes He et al.'s ResNet for CIFAR-10: three times as many blocks, of 16, 32 and 64 channels. Three make ResNet-20."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    for width in (16, 32, 64):
+        first = SmallBlock(max(16, width // 2), width, 1 if width == 16 else 2)
+        layers += [first, *(SmallBlock(width, width, 1) for _ in range(blocks - 1))]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, outputs))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
 
 

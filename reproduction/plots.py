@@ -223,6 +223,18 @@ def flat(groups: list[Group]) -> list[Panel]:
     return [*histories(groups, "", ["test_error"], settings), price]
 
 
+def prices(groups: list[Group]) -> list[Panel]:
+    """Returns what models are judged by, over bytes: a panel for each model, a line for each scheme."""
+    panels: dict[str, Panel] = {}
+    for group in groups:
+        recipe, scheme, learners = group.run["recipe"], group.run["scheme"], group.run["learners"]
+        measure = measure_of(recipe)
+        sent = group.mean("bytes_sent") or ring_bytes(group.mean("parameters") or 0.0, learners)
+        panel = panels.setdefault(recipe, Panel(f"{recipe}\n{TITLES[measure.key]}", {}, "bytes sent in a step", True, False))
+        panel.lines[scheme] = sorted([*panel.lines.get(scheme, ()), (sent, group.mean(measure.key) or math.nan)])
+    return list(panels.values())
+
+
 def adam(groups: list[Group]) -> list[Panel]:
     return histories(groups, "learning rate {learning-rate}\n", ["test_loss"], ("compress", "second-moment", "matrix-bin"))
 
@@ -238,6 +250,8 @@ PANELS: dict[str, Callable[[list[Group]], list[Panel]]] = {
     "main": lambda groups: histories(groups, "{recipe}, {optimizer}\n"),
     "minibatch": lambda groups: sweep(groups, "minibatch", "samples of a minibatch", KINDS),
     "outliers": lambda groups: histories(groups, "", ["test_error", "residual_norm"], OUTLIERS),
+    "peers": prices,
+    "recipe": prices,
     "schemes": lambda groups: histories(groups, "", ["test_loss", "residual_norm"]),
     "threshold": lambda groups: sweep(groups, "soft-threshold", THRESHOLD, codes("overall")),
     "traces": lambda groups: histories(groups, "{recipe}, {side}x{side}\n", ["train_loss"]),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ WORK = ROOT / "target" / "reproduction"
 PROGRAM = ROOT / "target" / "release" / "adacomp"
 
 
-def make(runs: list[Run]) -> list[str]:
+def make(runs: list[Run], at_once: int) -> list[str]:
     """Makes the results that are missing and returns what has failed. Runs that were stopped go on from their checkpoints."""
     done, writing = read_results(), threading.Lock()
     missing = [run for run in runs if run.key not in done]
@@ -38,7 +37,7 @@ def make(runs: list[Run]) -> list[str]:
         print(f"    {run.name}: {time.monotonic() - start:.0f} s", flush=True)
         return None
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         return [failure for failure in pool.map(one, enumerate(missing, 1)) if failure]
 
 

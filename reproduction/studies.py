@@ -19,9 +19,10 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: all settings that its result depends on."""
+    """One training run: all settings that its result depends on. One that is open need not have a result yet."""
 
     settings: dict[str, Any]
+    is_open: bool = False
 
     def __getitem__(self, setting: str) -> Any:
         return self.settings.get(setting)
@@ -58,10 +59,10 @@ class Study:
 def expand(settings: dict[str, Any]) -> Iterator[Run]:
     """Yields a run for each combination of the settings that are lists; those of the last list change last."""
     # Tables are shown in this order.
-    keys = sorted(settings, reverse=True)
+    keys = sorted(settings.keys() - {"open"}, reverse=True)
     values = [settings[key] if isinstance(settings[key], list) else [settings[key]] for key in keys]
     for combination in product(*values):
-        yield Run(dict(sorted(zip(keys, combination))))
+        yield Run(dict(sorted(zip(keys, combination))), settings.get("open", False))
 
 
 def all_studies() -> list[Study]:

@@ -1,8 +1,8 @@
 """The reproduction itself: studies, tables, models, and the trainer on pictures of nothing."""
 
 import math
+import wave
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,9 +10,12 @@ import torch
 from reproduction import ROOT
 from reproduction.clusters import stand_in_mnist
 from reproduction.documents import markdown, replaced
-from reproduction.models import Workload, alexnet, resnet
+from reproduction.models import Workload, alexnet, resnet, small_resnet
 from reproduction.network import WORKLOADS, NetworkResults, read_words
+from reproduction.peers import PEERS, OneBitAdam, Peer
 from reproduction.runner import program_result
+from reproduction.schemes import Compressed, dense_average
+from reproduction.speech import Speech
 from reproduction.studies import Group, Run, all_studies, expand, read_results, ring_bytes
 from reproduction.trainer import Training, arguments
 
@@ -23,11 +26,11 @@ def test_lists_of_settings_are_expanded() -> None:
     assert runs[0].arguments() == ["digits", "--scheme", "dense", "--seed", "1"]
 
 
-def test_every_study_has_all_results_and_options_of_the_trainer() -> None:
+def test_every_run_has_a_result_or_is_open_and_has_options_of_the_trainer() -> None:
     trainer, results = (ROOT / "reproduction" / "trainer.py").read_text(), read_results()
     for study in all_studies():
         for run in study.runs:
-            assert results.get(run.key), run.name
+            assert (run.key in results) != run.is_open, run.name
             assert run["trainer"] in ("program", "pytorch")
             assert all(f'"--{key}"' in trainer for key in run.without("trainer", "recipe"))
 
@@ -77,6 +80,7 @@ def test_models_have_the_published_sizes() -> None:
     assert {name: Workload(name).parameters for name in WORKLOADS} == measured
     assert sum(each.numel() for each in resnet(50, 224, 10).parameters()) == 23_528_522
     assert sum(each.numel() for each in alexnet(224, 10).parameters()) == 57_044_810
+    assert sum(each.numel() for each in small_resnet(3, 10).parameters()) == 269_722
 
 
 def test_words_choose_what_is_measured() -> None:
@@ -86,19 +90,102 @@ def test_words_choose_what_is_measured() -> None:
         read_words(["2gbit"])
 
 
-@pytest.mark.parametrize("options", ["--scheme dense", "--strategy sharded", "--optimizer adam --compress updates"])
+def peer(options: str) -> Peer:
+    words = f"mnist-dnn {options} --learning-rate 1 --learners 2 --out /dev/null"
+    chosen = arguments(words.split())
+    return PEERS[chosen.scheme](torch.nn.Linear(64, 32), chosen, 100)
+
+
+def test_peers_that_may_send_everything_give_the_average() -> None:
+    gradients = [[torch.randn(32, 64), torch.randn(32)] for _ in range(2)]
+    average = dense_average(gradients)
+    for options in ("--scheme powersgd --rank 32", "--scheme dgc --top-percent 100", "--scheme demo --chunk-top 4096"):
+        scheme = peer(options)
+        arrived = scheme.exchange(50, gradients)
+        assert arrived is not None
+        expected = [layer.sign() for layer in average] if "demo" in options else average
+        assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(arrived, expected)), options
+        assert scheme.kept["rest", 0].mean(0).norm() < 1e-4
+    nan = [[layer * math.nan for layer in gradients[0]], gradients[1]]
+    assert scheme.exchange(51, nan) is None
+
+
+@pytest.mark.parametrize("options", ["--scheme powersgd", "--scheme dgc --momentum 0", "--scheme 1-bit-adam"])
+def test_peers_keep_what_they_do_not_send(options: str) -> None:
+    scheme, gradient = peer(options), [torch.randn(32, 64), torch.randn(32)]
+    if isinstance(scheme, OneBitAdam):
+        for _ in range(3):
+            scheme.exchange(0, [gradient, gradient])
+        momentum = scheme.moments.kept[0][1].clone()
+        scheme.exchange(50, [gradient, gradient])
+        sent, made = scheme.moments.kept[0][1] + scheme.kept["server", 0], 0.9 * momentum + 0.1 * gradient[0]
+    else:
+        arrived = scheme.exchange(50, [gradient, gradient])
+        assert arrived is not None
+        sent, made = arrived[0], gradient[0]
+    assert torch.allclose(sent + scheme.kept["rest", 0][0], made, atol=1e-5)
+    assert scheme.residual_norm() > 0.1
+    assert 0 < scheme.result(1)["bytes_sent"]
+
+
+def test_bins_grow_in_the_warm_up_and_residuals_stay() -> None:
+    words = "mnist-dnn --warm-up 0.5 --matrix-bin 500 --learning-rate 1 --learners 2 --out /dev/null"
+    scheme = Compressed(torch.nn.Linear(64, 32), arguments(words.split()), 100)
+    bins = [scheme.matrix_bin(step) for step in range(60)]
+    assert bins == sorted(bins) and bins[0] == 50 and bins[49] < 500 and set(bins[50:]) == {500}
+    total = torch.zeros(32, 64)
+    for step in range(52):
+        gradient = torch.randn(32, 64)
+        total += gradient
+        arrived = scheme.exchange(step, [[gradient, torch.zeros(32)]] * 2)
+        assert arrived is not None
+        total -= arrived[0]
+    kept = scheme.residuals()[0]
+    assert kept[1] is None and kept[0] is not None and torch.allclose(kept[0], total, atol=1e-3)
+
+
+def test_speech_has_states_and_windows_within_an_utterance(tmp_path: Path) -> None:
+    for folder in ("wav", "lab"):
+        (tmp_path / folder).mkdir()
+    for number in range(10):
+        with wave.open(str(tmp_path / "wav" / f"u{number}.wav"), "wb") as file:
+            file.setparams((1, 2, 16_000, 0, "NONE", ""))
+            file.writeframes(torch.randint(-99, 99, (4000,), dtype=torch.int16).numpy().tobytes())
+        (tmp_path / "lab" / f"u{number}.lab").write_text("header\n#\n0.1 125 pau\n0.2 125 a ; more\n")
+    speech = Speech(tmp_path)
+    # 23 windows of 10 ms fit; a third of each phone is a state.
+    assert (len(speech), len(speech.test_labels), speech.classes) == (9 * 23, 23, 6)
+    inputs, labels = speech.train(torch.tensor([0, 22]), torch.Generator())
+    first, last = inputs.view(2, 11, 40)
+    assert all(torch.equal(first[0], first[edge]) and torch.equal(last[10], last[-edge - 1]) for edge in range(6))
+    assert labels[0] != labels[1]
+
+
+GOES_ON = ["--scheme dense", "--strategy sharded", "--optimizer adam --compress updates --warm-up 0.9 --second-moment shared"]
+# Pixels that are never used have no second moment, which 1-bit Adam does not bear.
+GOES_ON += ["--scheme powersgd", "--scheme 1-bit-adam --optimizer adam --learning-rate 1e-12"]
+
+
+@pytest.mark.parametrize("options", GOES_ON)
 def test_the_trainer_goes_on_where_it_stopped(options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_mnist(tmp_path / "data" / "mnist")
     monkeypatch.setenv("ADACOMP_DATA", str(tmp_path / "data"))
     torch.set_num_threads(1)
 
-    def train(folder: str, epochs: int) -> dict[str, Any]:
-        words = f"mnist-dnn {options} --learning-rate 0.01 --schedule constant --minibatch 40 --epochs {epochs}"
-        return Training(arguments([*words.split(), "--out", str(tmp_path / folder)])).train()
+    def training(folder: str) -> Training:
+        words = f"mnist-dnn --learning-rate 0.01 --minibatch 40 --epochs 2 {options}"
+        return Training(arguments([*words.split(), "--out", str(tmp_path / folder)]))
 
-    once = train("once", 2)
-    train("twice", 1)
-    twice = train("twice", 2)
+    once, stopped = training("once").train(), training("twice")
+
+    def save_and_stop() -> None:
+        Training.save(stopped)
+        raise InterruptedError
+
+    monkeypatch.setattr(stopped, "save", save_and_stop)
+    with pytest.raises(InterruptedError):
+        stopped.train()
+    twice = training("twice").train()
     assert once["steps"] == 50 and math.isfinite(once["test_loss"])
     assert once["history"] == twice["history"]
     states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=False)["model"] for name in ("once", "twice")]

@@ -8,23 +8,22 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from adacomp.research import Layout, Learners
+from adacomp.torch import LocalAdam
 from adacomp.torch.moments import Moments
-from adacomp.torch.runtime import kinds
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from reproduction.datasets import load
-from reproduction.models import Lstm, Transformer, alexnet, cnn, mlp, resnet
-from reproduction.studies import CODES
-
-Gradients = Sequence[Tensor]
+from reproduction.models import Lstm, Transformer, alexnet, cnn, mlp, resnet, small_resnet
+from reproduction.peers import PEERS
+from reproduction.schemes import Compressed, Gradients, Scheme, clipped, dense_average
 
 # What is trained: data, and the model for a number of classes.
 MODELS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
@@ -33,11 +32,14 @@ MODELS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
     "cifar10-cnn": ("cifar10", lambda classes: cnn(3, 32, [32, 32, 64], 2, [], classes)),
     "shakespeare-lstm": ("shakespeare", lambda classes: Lstm(classes, 128, 2)),
     "shakespeare-transformer": ("shakespeare", lambda classes: Transformer(classes, 128, 4, 4, 64)),
+    "shakespeare-transformer-small": ("shakespeare", lambda classes: Transformer(classes, 64, 4, 2, 64)),
+    "speech-dnn": ("speech", lambda classes: mlp(440, [1024] * 6, classes)),
 }
 
 # The same, for CIFAR-10's pictures with a side of this length.
 LARGE: dict[str, Callable[[int, int], nn.Module]] = {
     "alexnet": alexnet,
+    "resnet20": lambda side, classes: small_resnet(3, classes),
     "resnet18": lambda side, classes: resnet(18, side, classes),
     "resnet50": lambda side, classes: resnet(50, side, classes),
 }
@@ -45,9 +47,6 @@ LARGE: dict[str, Callable[[int, int], nn.Module]] = {
 # What a checkpoint has of a training, beside the model and the residuals.
 KEPT = ("velocities", "moments", "step", "rolled_back", "seconds", "history")
 
-MOMENTUM = 0.9
-# The bytes of a frame's header.
-FRAME_BYTES = 36
 # How many times too large a bin is in the step of `--outlier-step`.
 OUTLIER_FACTOR = 1e4
 
@@ -56,7 +55,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=[*MODELS, *LARGE])
     parser.add_argument("--side", type=int, choices=[32, 224], default=32, help="of the pictures of large models")
-    parser.add_argument("--scheme", choices=["dense", "adacomp", "local-selection", "top-k"], default="adacomp")
+    parser.add_argument("--scheme", choices=["dense", "adacomp", "local-selection", "top-k", *PEERS], default="adacomp")
     parser.add_argument("--strategy", choices=["gather", "reduce", "sharded"], default="gather")
     parser.add_argument("--owner-divisor", type=int, default=1, help="how many times shorter the bins of sharded's owners are")
     parser.add_argument("--learners", type=int, default=4)
@@ -67,6 +66,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--test-parts", type=int, help="hundreds of test samples to test with, instead of all")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
+    parser.add_argument("--weight-decay", type=float, default=0.0, help="of SGD, added after the exchange")
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
     parser.add_argument("--clip", type=float, help="the largest norm of the averaged gradient")
     parser.add_argument("--local-clip", type=float, help="the largest norm of a learner's gradient, before it is compressed")
@@ -75,80 +76,31 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--soft-threshold", type=float, default=2.0)
     parser.add_argument("--scale", choices=["mean", "clamped"], default="mean")
     parser.add_argument("--top-percent", type=float, default=0.1)
-    parser.add_argument("--second-moment", choices=["sent", "dense"], default="sent", help="what Adam's second moment is of")
+    parser.add_argument("--warm-up", type=float, default=0.0, help="the share of all steps in which bins of matrices grow")
+    parser.add_argument("--warm-up-bin", type=int, default=50, help="the elements of a bin at the start of the warm-up")
     what = "what travels: with `updates`, what each learner's Adam makes, also if it is dense"
     parser.add_argument("--compress", choices=["gradients", "updates"], default="gradients", help=what)
+    what = "what Adam's second moment is of: what it gets, or the average of dense gradients, or of all learners', now and then"
+    parser.add_argument("--second-moment", choices=["sent", "dense", "shared"], default="sent", help=what)
+    parser.add_argument("--share-every", type=int, default=500, help="steps between averages of `--second-moment shared`")
+    what = "of updates that travel: whether each learner's Adam has momentum, or what has arrived gets it"
+    parser.add_argument("--adam-momentum", choices=["before", "after"], default="before", help=what)
+    what = "of updates that travel: whether they are multiplied by the learning rate before they are compressed or after"
+    parser.add_argument("--rate", choices=["before", "after"], default="after", help=what)
+    parser.add_argument("--residual-decay", type=float, default=1.0, help="what residuals are multiplied by in each step")
+    what = "how much of what waits on a learner is applied to the weights at which its gradient is taken"
+    parser.add_argument("--look-ahead", type=float, default=0.0, help=what)
+    parser.add_argument("--rank", type=int, default=1, help="of PowerSGD")
+    parser.add_argument("--chunk-top", type=int, default=32, help="the coefficients of a chunk of 64x64 that DeMo sends")
     parser.add_argument("--outlier-step", type=int, help="in this step a bin of learner 0's largest layer is far too large")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="a folder for progress")
     options = parser.parse_args(words)
     if options.compress == "updates" and options.optimizer != "adam":
         parser.error("--compress updates is for --optimizer adam")
+    if options.weight_decay and options.optimizer != "sgd":
+        parser.error("--weight-decay is for --optimizer sgd")
     return options
-
-
-class Compressed:
-    """Learners whose gradients are compressed."""
-
-    def __init__(self, model: nn.Module, options: argparse.Namespace) -> None:
-        named = list(model.named_parameters())
-        self.kinds = kinds(model, named)
-        parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, self.kinds)]
-        conv, matrix = options.conv_bin, options.matrix_bin
-        if options.scheme == "top-k":
-            conv = matrix = f"top-k {options.top_percent}"
-        soft_threshold = 1.0 if options.scheme == "local-selection" else options.soft_threshold
-        layout = Layout(parameters, conv=conv, matrix=matrix, soft_threshold=soft_threshold, scale=options.scale)
-        self.learners = Learners(layout, options.learners, options.strategy, owner_divisor=options.owner_divisor)
-        self.elements, self.treatments = layout.elements, layout.treatments
-        self.average = [torch.empty_like(parameter) for _, parameter in named]
-        # Since the start: bytes that a learner sent and received, and those of its frame by kind of layer and by code.
-        self.traffic = [0.0, 0.0]
-        self.bytes = {kind: dict.fromkeys(CODES, 0.0) for kind in ("conv", "matrix", "vector")}
-
-    def exchange(self, gradients: Sequence[Gradients]) -> list[Tensor] | None:
-        """Returns the average of what each learner has, or None if one is not finite."""
-        for learner, gradient in enumerate(gradients):
-            self.learners.submit(learner, arrays(gradient))
-        if self.learners.finish(arrays(self.average)) is not None:
-            return None
-        self.traffic = [sum(pair) for pair in zip(self.traffic, self.learners.traffic())]
-        for kind, sizes in zip(self.kinds, self.learners.sizes().values()):
-            for code, total in self.bytes[kind].items():
-                self.bytes[kind][code] = total + sizes[code]
-        return self.average
-
-    def frame_ratios(self, steps: int) -> dict[str, dict[str, float | None]]:
-        """Returns how many times smaller frames are than dense f32, by code and kind of layer, with dense layers and headers."""
-
-        def ratio(code: str, wanted: tuple[str, ...]) -> float | None:
-            elements = sum(count for kind, count in zip(self.kinds, self.elements) if kind in wanted)
-            taken = sum(self.bytes[kind][code] for kind in wanted)
-            if len(wanted) == 3 and code != "floor":
-                taken += FRAME_BYTES * steps
-            return 4 * elements * steps / taken if taken else None
-
-        wanted = {"overall": ("conv", "matrix", "vector"), "conv": ("conv",), "matrix": ("matrix",)}
-        return {code: {name: ratio(code, some) for name, some in wanted.items()} for code in CODES}
-
-    def count(self) -> dict[str, dict[str, int]]:
-        """Returns the elements by kind of layer, those of compressed layers and those of dense ones."""
-        counts: dict[str, dict[str, int]] = {}
-        for kind, elements, treatment in zip(self.kinds, self.elements, self.treatments):
-            of_kind = counts.setdefault(kind, {"compressed": 0, "dense": 0})
-            of_kind["dense" if treatment == "dense" else "compressed"] += elements
-        return counts
-
-    def residual_norm(self) -> float:
-        norms = [norm for norm in self.learners.residual_norms() if norm is not None]
-        return math.hypot(*norms)
-
-    def state(self) -> dict[str, Any]:
-        return {"learners": self.learners.save(), "traffic": self.traffic, "bytes": self.bytes}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.learners.load(state["learners"])
-        self.traffic, self.bytes = state["traffic"], state["bytes"]
 
 
 class Training:
@@ -165,13 +117,16 @@ class Training:
         self.parameters = list(self.model.parameters())
         # Norms over a minibatch are each learner's own, so its part must be computed apart also without compression.
         self.apart = any(isinstance(module, torch.nn.BatchNorm2d) for module in self.model.modules())
-        self.compressed = None if options.scheme == "dense" else Compressed(self.model, options)
+        self.in_epoch = len(self.data) // options.minibatch
+        self.steps: int = min(options.epochs * self.in_epoch, options.steps or options.epochs * self.in_epoch)
+        self.scheme: Scheme | None = None
+        if options.scheme != "dense":
+            self.scheme = PEERS.get(options.scheme, Compressed)(self.model, options, self.steps)
         # SGD's velocities, or Adam's moments: each learner's own where updates travel, else those of the average.
         self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.updates_travel = options.compress == "updates"
-        self.moments = [Moments() for _ in range(options.learners if self.updates_travel else 1)]
-        self.in_epoch = len(self.data) // options.minibatch
-        self.steps: int = min(options.epochs * self.in_epoch, options.steps or options.epochs * self.in_epoch)
+        rule = LocalAdam(betas=(0.0, 0.999)) if options.adam_momentum == "after" else LocalAdam()
+        self.moments = [Moments(rule) for _ in range(options.learners if self.updates_travel else 1)]
         self.step, self.rolled_back, self.seconds = 0, 0, 0.0
         self.history: list[dict[str, float]] = []
         self.checkpoint = options.out / "checkpoint.pt"
@@ -203,14 +158,16 @@ class Training:
         inputs, targets = self.data.train(samples, random)
         options = self.options
         outlier = self.step == options.outlier_step
-        apart = self.apart or self.compressed or self.updates_travel or outlier or options.local_clip is not None
+        apart = self.apart or self.scheme or self.updates_travel or outlier or options.local_clip is not None
         parts = options.learners if apart else 1
+        waiting = self.waiting()
         gradients: list[Gradients] = []
         losses: list[float] = []
-        for own_inputs, own_targets in zip(inputs.chunk(parts), targets.chunk(parts)):
-            scores = self.model(own_inputs)
-            loss = cross_entropy(scores.flatten(0, -2), own_targets.flatten())
-            gradients.append(torch.autograd.grad(loss, self.parameters))
+        for learner, (own_inputs, own_targets) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts))):
+            with self.ahead(waiting[learner]) if options.look_ahead else nullcontext():
+                scores = self.model(own_inputs)
+                loss = cross_entropy(scores.flatten(0, -2), own_targets.flatten())
+                gradients.append(torch.autograd.grad(loss, self.parameters))
             losses.append(loss.item())
         if outlier:
             layer = max(gradients[0], key=torch.Tensor.numel).view(-1)
@@ -218,13 +175,16 @@ class Training:
             layer[first : first + options.matrix_bin] *= OUTLIER_FACTOR
         if options.local_clip is not None:
             gradients = [clipped(gradient, options.local_clip) for gradient in gradients]
-        average: Gradients | None = None
         # Adam is not given gradients that are not finite.
+        average: Gradients | None = None
         if not self.updates_travel or all(layer.isfinite().all() for gradient in gradients for layer in gradient):
-            if self.updates_travel:
-                own = zip(self.moments, gradients)
-                gradients = [adam(moments, clipped(gradient, options.clip)) for moments, gradient in own]
-            average = self.compressed.exchange(gradients) if self.compressed else dense_average(gradients)
+            travelling = self.local_updates(gradients) if self.updates_travel else gradients
+            if options.residual_decay < 1:
+                travelling = [
+                    [layer if rest is None else layer - (1 - options.residual_decay) * rest for layer, rest in zip(*own)]
+                    for own in zip(travelling, waiting)
+                ]
+            average = self.scheme.exchange(self.step, travelling) if self.scheme else dense_average(travelling)
         if average is None:
             self.rolled_back += 1
         else:
@@ -232,19 +192,59 @@ class Training:
         self.step += 1
         return sum(losses) / len(losses)
 
+    def waiting(self) -> list[list[Tensor | None]]:
+        """Returns what waits on each learner, if something depends on it."""
+        wanted = self.options.look_ahead or self.options.residual_decay < 1
+        return self.scheme.residuals() if wanted and isinstance(self.scheme, Compressed) else []
+
+    @contextmanager
+    def ahead(self, waiting: list[Tensor | None]) -> Iterator[None]:
+        """Lets weights be for a while where what waits on a learner would bring them."""
+        kept = [parameter.detach().clone() for parameter in self.parameters]
+        factor = self.options.look_ahead * (1.0 if self.options.rate == "before" else self.learning_rate())
+        with torch.no_grad():
+            for parameter, rest in zip(self.parameters, waiting):
+                if rest is not None:
+                    parameter.sub_(rest, alpha=factor)
+        yield
+        with torch.no_grad():
+            for parameter, weights in zip(self.parameters, kept):
+                parameter.copy_(weights)
+
+    @torch.no_grad()
+    def local_updates(self, gradients: Sequence[Gradients]) -> list[Gradients]:
+        """Returns what each learner's Adam makes of its gradient."""
+        options = self.options
+        own = [clipped(gradient, options.clip) for gradient in gradients]
+        squared = [clipped(dense_average(gradients), options.clip)] * len(own) if options.second_moment == "dense" else own
+        if options.second_moment == "shared" and self.step % options.share_every == 0 and self.step:
+            share_second_moments(self.moments)
+            if self.scheme:
+                self.scheme.count_reduced(2)
+        updates = [adam(*each) for each in zip(self.moments, own, squared)]
+        rate = self.learning_rate() if options.rate == "before" else 1.0
+        return [[layer * rate for layer in update] for update in updates]
+
     @torch.no_grad()
     def change_weights(self, average: Gradients, gradients: Sequence[Gradients]) -> None:
         """Lets the optimiser follow what has arrived; experiments give its second moment the learners' dense gradients."""
-        clip, updates = self.options.clip, average
-        if self.options.optimizer == "sgd":
-            for velocity, gradient in zip(self.velocities, clipped(average, clip)):
-                velocity.mul_(MOMENTUM).add_(gradient)
+        options, updates = self.options, average
+        if self.scheme and self.scheme.makes_updates:
+            pass
+        elif options.optimizer == "sgd":
+            for velocity, gradient, parameter in zip(self.velocities, clipped(average, options.clip), self.parameters):
+                velocity.mul_(options.momentum).add_(gradient).add_(parameter, alpha=options.weight_decay)
             updates = self.velocities
         elif not self.updates_travel:
-            squared = dense_average(gradients) if self.options.second_moment == "dense" else average
-            updates = adam(self.moments[0], clipped(average, clip), clipped(squared, clip))
+            squared = dense_average(gradients) if options.second_moment == "dense" else average
+            updates = adam(self.moments[0], clipped(average, options.clip), clipped(squared, options.clip))
+        elif options.adam_momentum == "after":
+            for velocity, update in zip(self.velocities, average):
+                velocity.lerp_(update, 0.1)
+            updates = self.velocities
+        rate = 1.0 if options.rate == "before" else self.learning_rate()
         for parameter, update in zip(self.parameters, updates):
-            parameter.add_(update, alpha=-self.learning_rate())
+            parameter.add_(update, alpha=-rate)
 
     def learning_rate(self) -> float:
         highest: float = self.options.learning_rate
@@ -262,8 +262,8 @@ class Training:
             wrong += int((scores.argmax(1) != targets).sum())
             count += len(targets)
         epoch = {"step": self.step, "train_loss": train_loss, "test_loss": loss / count, "test_error": 100 * wrong / count}
-        if self.compressed:
-            epoch["residual_norm"] = self.compressed.residual_norm()
+        if self.scheme:
+            epoch["residual_norm"] = self.scheme.residual_norm()
         self.history.append(epoch)
         print(f"epoch {len(self.history)}: {json.dumps(epoch)}", flush=True)
 
@@ -277,16 +277,14 @@ class Training:
             "seconds": round(self.seconds, 1),
             "parameters": sum(parameter.numel() for parameter in self.parameters),
         }
-        if self.compressed:
-            sent, received = (total / max(1, done) for total in self.compressed.traffic)
-            result |= {"frame_ratios": self.compressed.frame_ratios(done), "elements": self.compressed.count()}
-            result |= {"bytes_sent": sent, "bytes_received": received}
+        if self.scheme:
+            result |= self.scheme.result(done)
         result["history"] = self.history
         return {key: without_nan(value) for key, value in result.items()}
 
     def save(self) -> None:
         state = {name: getattr(self, name) for name in KEPT} | {"model": self.model.state_dict()}
-        state["compressed"] = self.compressed and self.compressed.state()
+        state["scheme"] = self.scheme and self.scheme.state()
         self.options.out.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoint.with_suffix(".partial")
         torch.save(state, partial)
@@ -297,8 +295,8 @@ class Training:
         self.model.load_state_dict(state["model"])
         for name in KEPT:
             setattr(self, name, state[name])
-        if self.compressed:
-            self.compressed.load(state["compressed"])
+        if self.scheme:
+            self.scheme.load(state["scheme"])
 
 
 def without_nan(result: Any) -> Any:
@@ -310,27 +308,18 @@ def without_nan(result: Any) -> Any:
     return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
-def arrays(gradients: Gradients) -> list[Any]:
-    """Returns the gradients as arrays that share their memory."""
-    return [gradient.contiguous().numpy() for gradient in gradients]
-
-
 def adam(moments: Moments, gradients: Gradients, squared: Gradients | None = None) -> list[Tensor]:
     """Returns what Adam makes of all gradients of a step; the second moment can be that of others."""
     pairs = zip(gradients, squared or gradients)
     return [moments.update(number, gradient, square) for number, (gradient, square) in enumerate(pairs)]
 
 
-def dense_average(gradients: Sequence[Gradients]) -> list[Tensor]:
-    return [sum(layer[1:], layer[0]) / len(layer) for layer in zip(*gradients)]
-
-
-def clipped(gradients: Gradients, limit: float | None) -> Gradients:
-    """Scales gradients down to a norm of at most the limit."""
-    if limit is None:
-        return gradients
-    norm = math.hypot(*(gradient.norm().item() for gradient in gradients))
-    return [gradient * (limit / norm) for gradient in gradients] if norm > limit else gradients
+def share_second_moments(learners: Sequence[Moments]) -> None:
+    """Gives all learners the average of their second moments, in half the bits."""
+    for number in learners[0].kept:
+        average = torch.stack([learner.kept[number][2] for learner in learners]).mean(0).bfloat16()
+        for learner in learners:
+            learner.kept[number][2].copy_(average)
 
 
 if __name__ == "__main__":
