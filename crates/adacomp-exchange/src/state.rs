@@ -115,8 +115,8 @@ impl<T> Exchange<T> {
     /// framework has already: its gradient, its residual and, because the sum over learners will be divided by their number, that
     /// many times what it keeps as an owner. So nothing is lost when training goes from compressed to dense steps.
     ///
-    /// Returns whether it is finite; if not, nothing is written. The step is open from then on, and [`Exchange::end_flush`]
-    /// ends it. A layer that is always sent dense is an error.
+    /// Returns whether it is finite; if not, what is written does not count. The step is open from then on, and
+    /// [`Exchange::end_flush`] ends it. A layer that is always sent dense is an error.
     pub fn flush_layer(
         &mut self,
         learner: usize,
@@ -143,6 +143,8 @@ impl<T> Exchange<T> {
             if let Some(Packet::Dense(values)) = owner.packet(layer) {
                 owned.iter_mut().zip(values).for_each(|(sum, kept)| *sum += learners as f32 * kept);
             }
+            // The average of what all keep fits, but this need not.
+            return Ok(largest(owned.iter().copied()).is_finite());
         }
         Ok(true)
     }

@@ -23,10 +23,10 @@ pub struct Averager {
 pub enum Outcome {
     /// The output is the averaged gradient: commit the step.
     Averaged,
-    /// This learner's gradient is not finite, or the sum of all learners' gradients is not, and the output is unchanged: roll
-    /// the step back.
+    /// This learner's gradient is not finite, or the sum of all learners' gradients is not, or the average does not fit the format
+    /// that it is wanted in, and the output is unchanged: roll the step back.
     NonFinite {
-        /// The first such learner; where it is the sum, the first that found it.
+        /// The first such learner; where it is the sum or the average, the first that found it.
         learner: usize,
     },
 }

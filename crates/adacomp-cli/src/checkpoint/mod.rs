@@ -4,7 +4,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `run.json` | configuration, step, history, and the checksums of the other files |
+//! | `run.json` | its own checksum, configuration, step, history, and the checksums of the other files |
 //! | `weights.safetensors` | the weights, and the average of what is not trained |
 //! | `optimizer.safetensors` | the optimiser's moments |
 //! | `residuals-L.safetensors` | learner L's residuals |
@@ -32,7 +32,9 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use save::save;
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+/// Its `run.json` has no checksum.
+const OLD_FORMAT: u32 = 1;
 const PREFIX: &str = "checkpoint-";
 const RUN: &str = "run.json";
 const WEIGHTS: &str = "weights.safetensors";
@@ -65,6 +67,29 @@ pub(crate) struct Saved {
 const MOST_STEPS: u64 = 1 << 53;
 
 impl Saved {
+    /// Returns the file's bytes: JSON whose first value is the checksum of all that follows it.
+    fn write(&self) -> Result<Vec<u8>> {
+        let text = serde_json::to_string_pretty(self)?;
+        let rest = text.strip_prefix('{').context("it is an object")?;
+        Ok(format!("{CHECKSUM}{}\",{rest}", crc(rest.as_bytes())).into_bytes())
+    }
+
+    /// Reads the file's bytes, and checks all that can be checked without the other files.
+    fn read(bytes: &[u8]) -> Result<Self> {
+        let other = "it is damaged, or of another version of this program";
+        let mut saved: Self = serde_json::from_slice(bytes).context(other)?;
+        match saved.format {
+            FORMAT => ensure!(has_checksum(bytes), "it is damaged, or was edited: its checksum is another"),
+            OLD_FORMAT => {}
+            format => bail!("format {format}, but this program reads format {FORMAT}"),
+        }
+        saved.check().context("it is damaged")?;
+        for sums in saved.epoch.iter_mut().chain([&mut saved.before]) {
+            sums.complete(saved.config.learners);
+        }
+        Ok(saved)
+    }
+
     /// Checks that it agrees with itself, as it need not after somebody has edited it.
     fn check(&self) -> Result<()> {
         let learners = self.config.learners;
@@ -113,16 +138,7 @@ impl Checkpoint {
                 .with_context(|| format!("{}: there is no checkpoint to resume from", folder.display()))?,
         };
         let path = folder.join(RUN);
-        let mut saved: Saved = serde_json::from_slice(&files::read(&path)?).with_context(|| {
-            format!("{} is damaged, or of another version of this program", path.display())
-        })?;
-        if saved.format != FORMAT {
-            bail!("{}: format {}, but this program reads format {FORMAT}", path.display(), saved.format);
-        }
-        saved.check().with_context(|| format!("{} is damaged", path.display()))?;
-        for sums in saved.epoch.iter_mut().chain([&mut saved.before]) {
-            sums.complete(saved.config.learners);
-        }
+        let saved = Saved::read(&files::read(&path)?).with_context(|| path.display().to_string())?;
         let checkpoint = Self { folder, saved };
         for (name, expected) in &checkpoint.saved.files {
             let actual = crc(&checkpoint.read(name)?);
@@ -265,6 +281,16 @@ pub(crate) fn run_folder(path: &Path) -> PathBuf {
 
 fn newest(folder: &Path) -> Option<PathBuf> {
     checkpoints(folder).pop()
+}
+
+/// What `run.json` starts with; eight digits follow.
+const CHECKSUM: &str = "{\n  \"checksum\": \"";
+
+/// Returns whether a `run.json` starts with the checksum of what follows it.
+fn has_checksum(bytes: &[u8]) -> bool {
+    let rest = bytes.strip_prefix(CHECKSUM.as_bytes()).unwrap_or_default();
+    let (written, rest) = rest.split_at(rest.len().min(8));
+    rest.strip_prefix(b"\",").is_some_and(|rest| crc(rest).as_bytes() == written)
 }
 
 fn crc(bytes: &[u8]) -> String {

@@ -156,7 +156,7 @@ impl Writer {
     /// Writes the list of files last, then gives the folder its name, then removes older checkpoints.
     fn finish(self, folder: &Path, saved: Saved) -> Result<()> {
         let saved = Saved { files: self.files, ..saved };
-        self.draft.write(RUN, &serde_json::to_vec_pretty(&saved)?)?;
+        self.draft.write(RUN, &saved.write()?)?;
         self.draft.keep()?;
         let older = checkpoints(folder).into_iter().take_while(|old| !old.ends_with(&self.name));
         for old in older {

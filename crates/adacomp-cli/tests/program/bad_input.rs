@@ -1,6 +1,6 @@
 //! Bad input: one line that says what to do, exit code 2, and nothing overwritten.
 
-use crate::support::{Folder, files, finish, program, run, succeed, write_idx};
+use crate::support::{Folder, files, finish, program, run, sealed, succeed, write_idx};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
@@ -204,12 +204,24 @@ fn a_checkpoint_of_another_recipe_or_a_damaged_one() {
     }
     let json = folder.path().join("run/checkpoint-00000005/run.json");
     let text = fs::read_to_string(&json).unwrap();
-    fs::write(&json, text.replace("\"format\": 1", "\"format\": 99")).unwrap();
-    refused(&folder, "train --resume run", "format 99, but this program reads format 1");
+    fs::write(&json, text.replace("\"format\": 2", "\"format\": 99")).unwrap();
+    refused(&folder, "train --resume run", "format 99, but this program reads format 2");
     fs::write(&json, &text[..text.len() / 2]).unwrap();
-    refused(&folder, "train --resume run", "run.json is damaged");
+    refused(&folder, "train --resume run", "run.json: it is damaged");
+    for (from, to) in [("\"learning_rate\": 0.02", "\"learning_rate\": 0.03"), ("\"checksum\"", "\"checks\"")]
+    {
+        assert!(text.contains(from));
+        fs::write(&json, text.replacen(from, to, 1)).unwrap();
+        refused(
+            &folder,
+            "train --resume run",
+            "run.json: it is damaged, or was edited: its checksum is another",
+        );
+        refused(&folder, "inspect run", "run.json: it is damaged, or was edited: its checksum is another");
+    }
 }
 
+/// With a checksum that fits, so that what was edited must be found.
 #[test]
 fn a_checkpoint_that_was_edited() {
     let folder = Folder::new();
@@ -220,7 +232,7 @@ fn a_checkpoint_that_was_edited() {
     let refused_after = |edit: &dyn Fn(&mut Value), message: &str| {
         let mut edited = good.clone();
         edit(&mut edited);
-        fs::write(&json, edited.to_string()).unwrap();
+        fs::write(&json, sealed(&edited)).unwrap();
         refused(&folder, "train --resume run --steps 60", message);
     };
     let without = |saved: &mut Value, list: &str, name: &str| {
@@ -254,7 +266,7 @@ fn a_checkpoint_that_was_edited() {
         let checksum = format!("{:08x}", crc32fast::hash(&damaged));
         let mut edited = good.clone();
         edited["files"][name] = checksum.into();
-        fs::write(&json, edited.to_string()).unwrap();
+        fs::write(&json, sealed(&edited)).unwrap();
         let ended = run(folder.path(), "train --resume run --steps 60");
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
         let line = ended.stderr.lines().last().unwrap();
@@ -267,12 +279,12 @@ fn a_checkpoint_that_was_edited() {
     fs::write(checkpoint.join(second), &bytes).unwrap();
     let mut edited = good.clone();
     edited["files"][second] = edited["files"][first].clone();
-    fs::write(&json, edited.to_string()).unwrap();
+    fs::write(&json, sealed(&edited)).unwrap();
     let ended = run(folder.path(), "train --resume run --learners 2 --steps 60");
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("`learner` is 0, expected 1"), "{}", ended.stderr);
     fs::write(checkpoint.join(second), of_second).unwrap();
-    fs::write(&json, good.to_string()).unwrap();
+    fs::write(&json, sealed(&good)).unwrap();
     succeed(folder.path(), "train --resume run --steps 60");
 }
 

@@ -1,7 +1,7 @@
 //! Stopping and going on.
 
 use crate::support::{
-    Ended, Folder, files, paths, program, run, signal, succeed, wait_until, watch, write_idx,
+    Ended, Folder, files, paths, program, run, sealed, signal, succeed, wait_until, watch, write_idx,
 };
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -108,13 +108,13 @@ fn as_many_learners_keep_the_strategy_that_was_chosen() {
     let mut saved: serde_json::Value = serde_json::from_slice(&text).unwrap();
     assert_eq!((&saved["config"]["strategy"], &saved["strategy"]), (&"auto".into(), &"reduce".into()));
     saved["strategy"] = "gather".into();
-    std::fs::write(&path, saved.to_string()).unwrap();
+    std::fs::write(&path, sealed(&saved)).unwrap();
     assert_eq!(strategy("--resume run --steps 10"), "gather");
     assert_eq!(strategy("--resume run --steps 15"), "gather");
     assert_eq!(strategy("--resume run --steps 20 --learners 16"), "reduce");
 }
 
-/// One that was begun before sizes in other codes and the bytes of a ring were counted.
+/// One that was begun before sizes in other codes and the bytes of a ring were counted, and `run.json` had a checksum.
 #[test]
 fn an_older_checkpoint_goes_on() {
     let folder = Folder::new();
@@ -125,6 +125,8 @@ fn an_older_checkpoint_goes_on() {
         .expect("a checkpoint");
     let text = String::from_utf8(text).unwrap();
     let mut saved: serde_json::Value = serde_json::from_str(&text).unwrap();
+    saved["format"] = 1.into();
+    assert!(saved.as_object_mut().unwrap().remove("checksum").is_some());
     for sums in saved["epoch"].as_array_mut().unwrap() {
         let sums = sums.as_object_mut().unwrap();
         assert!(sums.remove("paper").is_some() && sums.remove("floor").is_some());

@@ -132,6 +132,14 @@ pub(crate) fn write_idx(folder: &Folder, train: usize, test: usize) {
     }
 }
 
+/// Returns a `run.json` with these values, and the checksum that belongs to them.
+pub(crate) fn sealed(run: &Value) -> String {
+    let mut run = run.clone();
+    run.as_object_mut().unwrap().remove("checksum");
+    let rest = run.to_string().split_off(1);
+    format!("{{\n  \"checksum\": \"{:08x}\",{rest}", crc32fast::hash(rest.as_bytes()))
+}
+
 /// Returns all files below a folder.
 pub(crate) fn paths(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -212,6 +212,18 @@ fn everything_can_go_by_other_means() {
     }
 }
 
+/// What an owner keeps is sent as many times as there are learners, which may be more than an f32 holds.
+#[test]
+fn what_does_not_fit_by_other_means_is_kept() {
+    let mut exchange = Exchange::unconnected((), model(), Strategy::Sharded, LEARNERS, 0..1).unwrap();
+    exchange.owner(0).unwrap().residual_mut(2).fill(f32::MAX / 2.0);
+    let before = residuals(&mut exchange, 0);
+    let (zeros, mut whole) = (vec![0.0; 2400], vec![0.0; 2400]);
+    assert!(!exchange.flush_layer(0, 2, zeros.as_slice().into(), &mut whole).unwrap());
+    exchange.end_flush(false).unwrap();
+    assert_eq!(residuals(&mut exchange, 0), before);
+}
+
 #[test]
 fn groups_that_cannot_be_are_refused() {
     let transport = Local::alone(1);
