@@ -1,5 +1,6 @@
 """No hang, ever: what goes wrong on one learner ends the others with an error, inside the timeout."""
 
+import dataclasses
 import inspect
 import os
 import signal
@@ -100,8 +101,9 @@ def slow_learner(where):
     train(model, 2)
     if dist.get_rank() == 0:
         if where == "flush":
-            hook.mode = "off"
+            hook._runtime.configure(dataclasses.replace(hook.config, mode="off"))
         work = {
+            "mode": lambda: setattr(hook, "mode", "off"),
             "agreement": lambda: hook._runtime._largest([1.0]),
             "consolidate": lambda: hook.state_dict(consolidate=True),
         }
@@ -116,7 +118,7 @@ def slow_learner(where):
 
 def test_every_wait_has_a_timeout():
     with Learners(2) as two:
-        for where in ("gather", "reduce", "flush", "agreement", "consolidate"):
+        for where in ("gather", "reduce", "flush", "agreement", "consolidate", "mode"):
             two.run(slow_learner, where)
 
 
@@ -150,7 +152,7 @@ def test_bad_input_is_refused():
         (lambda: adacomp.torch.attach(make(), vector=50.0), "vector is 50.0"),
         (lambda: adacomp.torch.attach(make(), names={"fc1.*": False}), "names['fc1.*'] is False"),
         (lambda: adacomp.torch.attach(make(), scaler=True), "scaler is bool; expected the torch.amp.GradScaler"),
-        (lambda: adacomp.torch.attach(make(lambda: Net().double())), "float64"),
+        (lambda: adacomp.torch.attach(make(lambda: Net().double())), "nothing to compress: no parameter in float32"),
     ):
         assert told in refused(call)
 

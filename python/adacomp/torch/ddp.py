@@ -7,7 +7,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .config import Config
-from .runtime import Named, Runtime
+from .runtime import FORMATS, Named, Runtime
+from .saved import clean_name
 
 
 class DdpDoor:
@@ -15,12 +16,18 @@ class DdpDoor:
 
     def __init__(self, ddp: DistributedDataParallel, config: Config, in_place: bool | None = None) -> None:
         self.group = ddp.process_group
-        named = parameters(ddp)
+        named, others = parameters(ddp)
+        if others and config.local_adam:
+            raise ValueError(f"local_adam has no updates for {others[0][0]}: it is sparse, or not float32, float16 or bfloat16")
         self._numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
+        # Those that travel in buckets of their own, as without a hook. Kept, because they are known by their identity.
+        self._others = [parameter for _, parameter in others]
+        self._other_numbers = {id(parameter) for parameter in self._others}
         self._seen: set[tuple[int, ...]] = set()
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         skip_unused = bool(ddp.find_unused_parameters or ddp.static_graph)
         self.runtime = Runtime(ddp.module, named, self.group, config, skip_unused, in_place)
+        self.runtime.others = [name for name, _ in others]
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket in place; returns the future of its buffer."""
@@ -28,15 +35,18 @@ class DdpDoor:
         runtime.check()
         if bucket.index() == 0:
             runtime.begin(time.perf_counter())
-        layers = self._layers(bucket) if runtime.moments or not runtime.is_plain else []
-        runtime.apply_moments(bucket.buffer(), layers)
-        if runtime.is_plain:
-            return plain(bucket, self.group)
-        future = runtime.submit(bucket.buffer(), layers)
-        if bucket.is_last():
+        is_other = bool(self._others) and id(bucket.parameters()[0]) in self._other_numbers
+        layers = self._layers(bucket) if not is_other and (runtime.moments or not runtime.is_plain) else []
+        if layers:
+            runtime.apply_moments(bucket.buffer(), layers)
+        if runtime.is_plain or is_other:
+            future = plain(bucket, self.group)
+        else:
+            # DDP finds the exception of a future in what its callback raises only.
+            future = runtime.submit(bucket.buffer(), layers).then(lambda done: done.value())
+        if bucket.is_last() and not runtime.is_plain:
             runtime.finish()
-        # DDP finds the exception of a future in what its callback raises only.
-        return future.then(lambda done: done.value())
+        return future
 
     def _layers(self, bucket: dist.GradBucket) -> list[int]:
         """Returns the numbers of a bucket's parameters, in its order."""
@@ -59,12 +69,39 @@ def plain(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Fu
     """Averages as DDP does without a hook, where no residuals are kept."""
     buffer = bucket.buffer().div_(dist.get_world_size(group))
     work = dist.all_reduce(buffer, group=group, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+    # Complex numbers are summed as pairs, but DDP wants its own buffer back.
+    return work.get_future().then(lambda future: buffer if buffer.is_complex() else future.value()[0])
 
 
-def parameters(ddp: DistributedDataParallel) -> Named:
-    """Returns name and parameter of all that DDP exchanges, in its order: no frozen ones, shared ones once."""
+def ddp_inside(model: torch.nn.Module) -> DistributedDataParallel:
+    """Returns the DDP model, which may be inside of another, as ``torch.compile`` and trainers make them."""
+    found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    if isinstance(model, DistributedDataParallel) or len(found) == 1:
+        return found[0]
+    if found:
+        raise TypeError(f"{type(model).__name__} has {len(found)} DistributedDataParallel models inside; attach to each of them")
+    raise TypeError(
+        f"AdaComp takes a DistributedDataParallel model, and {type(model).__name__} has none inside; wrap the model first. "
+        "With Accelerate, attach to what prepare() returns; with Hugging Face's Trainer or Lightning, use the AdaCompCallback of "
+        "adacomp.torch.huggingface or adacomp.torch.lightning"
+    )
+
+
+def parameters(ddp: DistributedDataParallel) -> tuple[Named, Named]:
+    """Returns name and parameter of all that DDP exchanges, in its order: no frozen ones, shared ones once. The second ones
+    cannot be compressed: their gradients are sparse, or of another format."""
     # Where DDP looks, the outermost module's own parameters have a dot before their names.
     ignored = ddp.parameters_to_ignore
     named = ddp.module.named_parameters()
-    return [(name, p) for name, p in named if p.requires_grad and (name if "." in name else f".{name}") not in ignored]
+    exchanged = [(name, p) for name, p in named if p.requires_grad and (name if "." in name else f".{name}") not in ignored]
+    sparse = {
+        id(module.weight)
+        for module in ddp.module.modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+    }
+    good: list[tuple[str, torch.nn.Parameter]] = []
+    others: list[tuple[str, torch.nn.Parameter]] = []
+    for name, parameter in exchanged:
+        fits = parameter.dtype in FORMATS and id(parameter) not in sparse
+        (good if fits else others).append((clean_name(name), parameter))
+    return good, others

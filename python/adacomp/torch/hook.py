@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from . import report
 from .config import Codec, Config, LocalAdam, Mode, Scale, Strategy, Treatment
-from .ddp import DdpDoor
+from .ddp import DdpDoor, ddp_inside
 from .runtime import Runtime
 
 logger = logging.getLogger("adacomp")
@@ -46,23 +45,23 @@ class AdaCompState:
 
     @property
     def mode(self) -> Mode:
-        """``"auto"``, ``"on"`` or ``"off"``. Can be set while training, on all learners after the same step: it counts from the
-        next step on. The first dense step after compressed ones also sends the residuals, so nothing is lost."""
+        """``"auto"``, ``"on"`` or ``"off"``. Can be set while training; it counts from the next step on. All learners must set it
+        after the same step, or they get an error and nothing changes. The first dense step after compressed ones also sends the
+        residuals, so nothing is lost."""
         return self._config.mode
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
-        self._config = dataclasses.replace(self._config, mode=mode)
+        config = dataclasses.replace(self._config, mode=mode)
         if self._runtime is not None:
-            self._runtime.configure(self._config)
+            self._runtime.set_mode(config)
+        self._config = config
 
-    def bind(self, ddp: DistributedDataParallel) -> None:
+    def bind(self, ddp: torch.nn.Module) -> None:
         """Connects the state with its model and the other learners, which all must do the same."""
-        if not isinstance(ddp, DistributedDataParallel):
-            raise TypeError(f"AdaComp takes a DistributedDataParallel model, not {type(ddp).__name__}; wrap the model first")
         if self._runtime is not None:
             raise RuntimeError("the state has a model already; make one for each model")
-        self._door = DdpDoor(ddp, self._config, self._in_place)
+        self._door = DdpDoor(ddp_inside(ddp), self._config, self._in_place)
         self._runtime = self._door.runtime
         if self._runtime.transport.learner == 0:
             logger.info("%s", report.introduction(self._runtime))
@@ -138,7 +137,7 @@ def adacomp_hook(state: AdaCompState, bucket: dist.GradBucket) -> torch.futures.
 
 
 def attach(
-    ddp: DistributedDataParallel,
+    ddp: torch.nn.Module,
     *,
     mode: Mode = "auto",
     strategy: Strategy = "auto",
@@ -165,7 +164,7 @@ def attach(
     # First, because it is what may be refused.
     state.bind(ddp)
     try:
-        ddp.register_comm_hook(state, adacomp_hook)
+        ddp_inside(ddp).register_comm_hook(state, adacomp_hook)
     except BaseException:
         state.close()
         raise

@@ -128,6 +128,8 @@ def _parameters(runtime: Runtime) -> list[str]:
     for elements, treatment in zip(runtime.layout.elements, runtime.layout.treatments):
         groups.setdefault(f"bins of {treatment}" if isinstance(treatment, int) else treatment, []).append(elements)
     lines = [f"{key}: {len(group)} parameters, {sum(group):,} elements" for key, group in sorted(groups.items())]
+    if runtime.others:
+        lines.append(f"by the process group's own sum: {', '.join(runtime.others)}")
     if runtime.moments:
         lines.insert(0, "local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")
     return lines

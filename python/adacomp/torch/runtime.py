@@ -66,6 +66,8 @@ class Runtime:
         self.parameters = [parameter for _, parameter in named]
         shapes = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds(module, named))]
         self.layout = Layout(shapes, **config.policy())
+        # Names of parameters that the door averages by its own means, because they cannot be compressed.
+        self.others: list[str] = []
 
         self.transport = Transport(group, self.device, config.explicit_timeout())
         self.learners = self.transport.learners
@@ -108,8 +110,14 @@ class Runtime:
         else:
             self.path = SelectionPath(self.exchange, self.layout, self.device, config.soft_threshold, skip_unused)
 
+    def set_mode(self, config: Config) -> None:
+        """Takes over another mode, from the next step on, if all learners do."""
+        self.check()
+        mode = f"mode={config.mode!r} after step {self.counts.steps()}"
+        self.transport.rendezvous.agree("set the same hook.mode after the same step", mode)
+        self.configure(config)
+
     def configure(self, config: Config) -> None:
-        """Takes over another mode, from the next step on."""
         self.config = config
         wants_auto = config.mode == "auto" and self.learners > 1
         self.auto = (self.auto or Auto(self._largest)) if wants_auto else None
@@ -140,6 +148,10 @@ class Runtime:
 
     def state_dict(self, consolidate: bool) -> dict[str, torch.Tensor]:
         self.check()
+        if consolidate:
+            # Whoever is alone here must know it before any collective.
+            step = f"step {self.counts.steps()}"
+            self.transport.rendezvous.agree("call state_dict(consolidate=True) after the same step", step)
         try:
             return self._worker.call(lambda: self._on_stream(lambda: saved.save(self, consolidate)))
         except RuntimeError as error:
@@ -353,18 +365,15 @@ def _fill_with_nan(buffers: Iterable[torch.Tensor]) -> None:
 
 def kinds(module: torch.nn.Module, named: Named) -> "list[Kind]":
     """Returns the kind of each parameter, from the module that has it. Convolutions are known by their type."""
-    modules = dict(module.named_modules())
-    owners = (modules[name.rpartition(".")[0]] for name, _ in named)
-    return [kind(parameter.dim(), isinstance(owner, _ConvNd)) for owner, (_, parameter) in zip(owners, named)]
+    # Its own, and those from which it makes them, such as with weight normalisation.
+    convolutions = {id(p) for owner in module.modules() if isinstance(owner, _ConvNd) for p in owner.parameters()}
+    return [kind(parameter.dim(), id(parameter) in convolutions) for _, parameter in named]
 
 
 def _device_of(named: Named) -> torch.device:
     """Returns the device of parameters that can be exchanged."""
     if not named:
-        raise ValueError("the model has no parameters to exchange")
-    for name, parameter in named:
-        if parameter.dtype not in FORMATS:
-            raise ValueError(f"parameter {name} is {parameter.dtype}; float32, float16 and bfloat16 can be exchanged")
+        raise ValueError("the model has nothing to compress: no parameter in float32, float16 or bfloat16 with a dense gradient")
     devices = {parameter.device for _, parameter in named}
     if len(devices) > 1:
         raise ValueError(f"the parameters are on several devices, {sorted(map(str, devices))}; one a process is supported")

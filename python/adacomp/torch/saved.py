@@ -28,6 +28,17 @@ Arrays = dict[str, NDArray[numpy.float32]]
 Native = tuple[Arrays, Arrays, str]
 
 
+# What wrappers of modules add to the names of parameters: ``torch.compile`` and activation checkpointing.
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def clean_name(name: str) -> str:
+    """Returns a parameter's name as it is without wrappers: the one by which residuals are kept."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
 def save(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
     runtime.path.to_host()
     try:
@@ -88,7 +99,7 @@ def _read(state: Tensors, parameters: Mapping[str, torch.nn.Parameter]) -> Nativ
         raise ValueError(f"not a state of an AdaComp hook: it has no {TEXT!r}")
     residuals, owner = {}, {}
     for key, values in state.items():
-        values = values.detach().cpu()
+        key, values = clean_name(key), values.detach().cpu()
         if key.startswith(RESIDUAL):
             name = key.removeprefix(RESIDUAL)
             parameter = parameters.get(name)
@@ -101,9 +112,6 @@ def _read(state: Tensors, parameters: Mapping[str, torch.nn.Parameter]) -> Nativ
 
 def _consolidated(runtime: Runtime) -> Native:
     """Returns the average over learners of all that they keep, as the state of one learner alone."""
-    tag = f"consolidate {runtime.exchange.step}".encode()
-    if any(other != tag for other in runtime.transport.all_gather(tag)):
-        raise RuntimeError("state_dict(consolidate=True) must be called by all learners, after the same step")
     residuals = {}
     for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters)):
         values = runtime.exchange.kept(number)

@@ -9,7 +9,6 @@ Nothing is allocated for a header that says more than the model's messages can h
 import atexit
 import queue
 import threading
-import uuid
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -22,6 +21,8 @@ import numpy
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+
+from .rendezvous import Rendezvous
 
 # The length of the message, and of the longest message of its sender.
 HEADER = 8
@@ -68,15 +69,10 @@ class Transport:
         messages are in the processor's memory anyway. It is made without ``dist.new_group``: if some processes call that and
         others do not, PyTorch gets the names of later groups wrong.
         """
-        store = dist.distributed_c10d._get_default_store()
-        if store is None or not dist.is_gloo_available():
-            raise ValueError("learners find each other by Gloo, which this PyTorch or its process group does not have")
-        self.learner, self.learners = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout or _timeout_of(group, device)
-        name = [uuid.uuid4().hex]
-        dist.broadcast_object_list(name, dist.get_global_rank(group, 0), group, device)
-        store = dist.PrefixStore(f"adacomp/{name[0]}", store)
-        own = dist.ProcessGroupGloo(store, self.learner, self.learners, self.timeout)
+        self.rendezvous = Rendezvous(group, self.timeout)
+        self.learner, self.learners = self.rendezvous.learner, self.rendezvous.learners
+        own = dist.ProcessGroupGloo(self.rendezvous.store, self.learner, self.learners, self.timeout)
         # PyTorch's annotations have a backend without methods, but it has those of a group.
         self._group = cast(dist.ProcessGroup, own)
         # The longest message of a step. It must be the same on all learners, so it is set once these have the same layout.
