@@ -6,7 +6,7 @@ use crate::protocol::{Group, Learner, Traffic};
 use crate::state::owner_layout;
 use crate::strategy::{Rounds, Strategy};
 use crate::transport::{Messages, Transport};
-use adacomp::internal::check_ascending;
+use adacomp::internal::{Output, check_ascending};
 use adacomp::{
     AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Selected, Sending,
 };
@@ -62,6 +62,12 @@ impl GroupAverage<'_> {
     /// # Panics
     /// If there are not as many slices as layers.
     pub fn write(self, output: &mut [&mut [f32]]) {
+        self.write_to(&mut output.iter_mut().map(|slice| Output::Dense(slice)).collect::<Vec<_>>());
+    }
+
+    /// Does the same with any kind of output.
+    #[doc(hidden)]
+    pub fn write_to(self, output: &mut [Output<'_>]) {
         assert_eq!(output.len(), self.context.layers.len(), "a slice for each layer of the group");
         self.rounds.write(&self.context, output);
     }
@@ -97,6 +103,8 @@ pub struct Exchange<T> {
     pub(crate) groups: Vec<Group>,
     /// The number of groups in this step. The others are of the step before, and kept for their memory.
     pub(crate) in_use: usize,
+    /// The group of each layer in this step.
+    pub(crate) group_of: Vec<Option<usize>>,
     /// Whether groups are begun by the driver, rather than one group of all layers.
     pub(crate) as_given: bool,
     /// Rounds under way: group and round, oldest first.
@@ -143,11 +151,11 @@ impl<T: Transport> Exchange<T> {
         self.check_alive()?;
         if !self.as_given {
             assert!(!self.is_open(), "a gradient has been given already");
-            (self.as_given, self.in_use) = (true, 0);
+            self.as_given = true;
+            self.remove_groups();
         }
         check_ascending(&self.layout, layers)?;
-        let taken = |layer| self.groups().any(|layers| layers.contains(layer));
-        if let Some(&layer) = layers.iter().find(|layer| taken(layer)) {
+        if let Some(&layer) = layers.iter().find(|layer| self.group_of[**layer].is_some()) {
             return Err(CompressError::Twice { parameter: self.layout[layer].name().to_owned() }.into());
         }
         Ok(self.push_group(layers))
@@ -406,6 +414,7 @@ impl<T> Exchange<T> {
             non_finite: None,
             groups: Vec::new(),
             in_use: 0,
+            group_of: Vec::new(),
             as_given: false,
             under_way: VecDeque::new(),
             started: 0,

@@ -116,14 +116,22 @@ impl<T> Exchange<T> {
             self.groups.push(Group { layers: layers.to_vec(), rounds, missing: 0 });
         }
         self.groups[number].missing = layers.len() * self.hosted.len();
+        layers.iter().for_each(|&layer| self.group_of[layer] = Some(number));
         self.in_use += 1;
         number
+    }
+
+    /// Starts the groups of a step anew.
+    pub(crate) fn remove_groups(&mut self) {
+        self.in_use = 0;
+        self.group_of.clear();
+        self.group_of.resize(self.layout.len(), None);
     }
 
     pub(crate) fn begin_step(&mut self, step: u64, sending: Sending) {
         (self.step, self.sending, self.non_finite) = (step, sending, None);
         self.hosted.iter_mut().for_each(|learner| (learner.fault, learner.overflow) = (None, false));
-        self.in_use = 0;
+        self.remove_groups();
         if !self.as_given && !self.layout.is_empty() {
             self.push_group(&Vec::from_iter(0..self.layout.len()));
         }
@@ -153,9 +161,8 @@ impl<T> Exchange<T> {
             learner.traffic = Traffic { layers: vec![LayerTraffic::default(); layers], ..Traffic::default() };
         }
         compress(&mut learner.compressor)?;
-        let mut groups = self.groups[..self.in_use].iter_mut();
-        if let Some(group) = groups.find(|group| group.layers.contains(&layer)) {
-            group.missing -= 1;
+        if let Some(group) = self.group_of[layer] {
+            self.groups[group].missing -= 1;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Averages the frames of all learners.
 
 use crate::error::AverageError;
-use crate::kernel::{largest, write_blocks};
+use crate::kernel::{Output, largest, write_blocks};
 use crate::policy::Layout;
 use crate::wire::{Adder, Frame};
 use std::sync::Arc;
@@ -118,25 +118,42 @@ impl Averager {
     /// Writes the average of the frames that were checked last: the second half of [`Averager::average`]. `output` has a
     /// slice for each of their layers, in the same order.
     pub fn write(&mut self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
+        self.check_output(output.iter().map(|slice| slice.len()))?;
+        self.write_all(output.iter_mut().map(|slice| Output::Dense(slice)));
+        Ok(())
+    }
+
+    /// Does the same with any kind of output.
+    #[doc(hidden)]
+    pub fn write_to(&mut self, output: &mut [Output<'_>]) -> Result<(), AverageError> {
+        self.check_output(output.iter().map(Output::elements))?;
+        self.write_all(output.iter_mut().map(Output::reborrow));
+        Ok(())
+    }
+
+    fn check_output(&self, mut actual: impl ExactSizeIterator<Item = usize>) -> Result<(), AverageError> {
         let first = self.frames.first().filter(|_| self.ready).ok_or(AverageError::Empty)?;
-        let mut layers = first.sections().map(|section| self.layout[section.layer].elements());
-        for position in 0..output.len().max(layers.len()) {
-            let (expected, slice) = (layers.next(), output.get(position));
-            if expected != slice.map(|slice| slice.len()) {
-                let (expected, actual) = (expected.unwrap_or(0), slice.map_or(0, |slice| slice.len()));
+        let mut expected = first.sections().map(|section| self.layout[section.layer].elements());
+        for position in 0..actual.len().max(expected.len()) {
+            let (expected, actual) = (expected.next(), actual.next());
+            if expected != actual {
+                let (expected, actual) = (expected.unwrap_or(0), actual.unwrap_or(0));
                 return Err(AverageError::Output { position, expected, actual });
             }
         }
+        Ok(())
+    }
+
+    fn write_all<'o>(&mut self, outputs: impl Iterator<Item = Output<'o>>) {
         let share = 1.0 / self.frames.len() as f32;
         let mut adders = Adder::reuse(std::mem::take(&mut self.adders));
-        for (position, slice) in output.iter_mut().enumerate() {
+        for (position, mut output) in outputs.enumerate() {
             adders.clear();
             adders.extend(self.frames.iter().map(|frame| frame.adder(position)));
-            write_blocks(slice, share, |start, sum| {
+            write_blocks(&mut output, share, |start, sum| {
                 adders.iter_mut().for_each(|adder| adder.add_block(start, sum));
             });
         }
         self.adders = Adder::reuse(adders);
-        Ok(())
     }
 }

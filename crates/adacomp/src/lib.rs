@@ -16,7 +16,7 @@ mod wire;
 /// What the other crates of this workspace build on. It may change in any release.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::kernel::{largest, write_blocks};
+    pub use crate::kernel::{Output, largest, write_blocks};
     pub use crate::policy::check_ascending;
     pub use crate::wire::bits::{BitReader, BitWriter, read_varint, write_varint};
     pub use crate::wire::rice::{decode_range, encode_range, usual_parameter};

@@ -6,7 +6,7 @@
 use super::{Collective, Fault, Rounds, slot};
 use crate::message::{Context, read_values, write_values};
 use crate::protocol::Learner;
-use adacomp::internal::largest;
+use adacomp::internal::{Output, largest, write_blocks};
 use adacomp::{DecodeError, Packet};
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ pub(crate) trait LayerRounds: Default + Send + Sync {
     ) -> Result<(), Fault>;
 
     /// Writes the averaged gradient.
-    fn write(&mut self, at: LayerRound<'_>, output: &mut [f32]);
+    fn write(&mut self, at: LayerRound<'_>, output: &mut Output<'_>);
 
     /// Changes what an owner has averaged where the layer is sent dense, before it is sent.
     fn change_dense(&mut self, _: LayerRound<'_>, _: &mut Learner, _: &mut [f32]) -> Result<(), Fault> {
@@ -101,8 +101,10 @@ impl LayerRounds for Dense {
         Ok(())
     }
 
-    fn write(&mut self, _: LayerRound<'_>, output: &mut [f32]) {
-        output.copy_from_slice(&self.result);
+    fn write(&mut self, _: LayerRound<'_>, output: &mut Output<'_>) {
+        write_blocks(output, 1.0, |start, block| {
+            block.copy_from_slice(&self.result[start..start + block.len()]);
+        });
     }
 }
 
@@ -156,7 +158,7 @@ impl<S: LayerRounds> Rounds for ByLayer<S> {
         }
     }
 
-    fn write(&mut self, context: &Context<'_>, output: &mut [&mut [f32]]) {
+    fn write(&mut self, context: &Context<'_>, output: &mut [Output<'_>]) {
         for ((&layer, output), (dense, compressed)) in context.layers.iter().zip(output).zip(&mut self.0) {
             let at = LayerRound { context, layer };
             match at.is_dense() {

@@ -4,6 +4,7 @@ use super::{Fault, Rounds};
 use crate::error::Cause;
 use crate::message::Context;
 use crate::protocol::Learner;
+use adacomp::internal::Output;
 use adacomp::{AverageError, Averager, Outcome};
 
 #[derive(Default)]
@@ -44,9 +45,9 @@ impl Rounds for Gather {
         }
     }
 
-    fn write(&mut self, _context: &Context<'_>, output: &mut [&mut [f32]]) {
+    fn write(&mut self, _context: &Context<'_>, output: &mut [Output<'_>]) {
         if let Some(averager) = &mut self.averager {
-            averager.write(output).expect("the frames and the output have been checked");
+            averager.write_to(output).expect("the frames and the output have been checked");
         }
     }
 }

@@ -13,6 +13,7 @@ mod sharded;
 use crate::error::{Cause, ExchangeError};
 use crate::message::Context;
 use crate::protocol::Learner;
+use adacomp::internal::Output;
 use adacomp::{Layer, Layout, Treatment, UnknownName};
 #[cfg(doc)]
 use by_layer::LayerRounds;
@@ -151,8 +152,8 @@ pub(crate) trait Rounds: Send + Sync {
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault>;
 
-    /// Writes the averaged gradient, a slice for each of the group's layers.
-    fn write(&mut self, context: &Context<'_>, output: &mut [&mut [f32]]);
+    /// Writes the averaged gradient, an output for each of the group's layers.
+    fn write(&mut self, context: &Context<'_>, output: &mut [Output<'_>]);
 }
 
 /// Returns the elements of a layer that a learner owns: the same number of bins for each learner, as nearly as can be. A layer

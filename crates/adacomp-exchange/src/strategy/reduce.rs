@@ -5,7 +5,7 @@ use super::{Fault, slot};
 use crate::message::{read_scale, write_values};
 use crate::protocol::Learner;
 use crate::sums::{add_signs, decode_sums, encode_sums};
-use adacomp::internal::{decode_range, encode_range, write_blocks};
+use adacomp::internal::{Output, decode_range, encode_range, write_blocks};
 use adacomp::{DecodeError, Packet};
 
 const SCALES: usize = 0;
@@ -44,7 +44,7 @@ impl LayerRounds for Reduce {
         }
     }
 
-    fn write(&mut self, at: LayerRound<'_>, output: &mut [f32]) {
+    fn write(&mut self, at: LayerRound<'_>, output: &mut Output<'_>) {
         let (scale, learners) = (self.scale, at.context.learners as f32);
         let mut rest = self.results.as_slice();
         write_blocks(output, 1.0, |start, average| {

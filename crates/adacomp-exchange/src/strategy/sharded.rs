@@ -4,7 +4,7 @@ use super::by_layer::{LayerRound, LayerRounds};
 use super::{Fault, slot};
 use crate::message::{read_scale, write_values};
 use crate::protocol::Learner;
-use adacomp::internal::{decode_range, encode_range, write_blocks};
+use adacomp::internal::{Output, decode_range, encode_range, write_blocks};
 use adacomp::{DecodeError, Packet, Selected, Sending, Sparse};
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl LayerRounds for Sharded {
         Ok(())
     }
 
-    fn write(&mut self, at: LayerRound<'_>, output: &mut [f32]) {
+    fn write(&mut self, at: LayerRound<'_>, output: &mut Output<'_>) {
         // Owner after owner, each element after element.
         let elements = self.results.iter().enumerate().flat_map(|(owner, (scale, selected))| {
             let first = at.shard(owner).start;

@@ -17,7 +17,7 @@ mod testkit;
 
 use crate::packet::Selected;
 use std::fmt;
-pub use stream::write_blocks;
+pub use stream::{Output, write_blocks};
 
 /// Consecutive bins of one tensor, all of one length.
 pub(crate) struct Run<'a> {

@@ -1,5 +1,38 @@
-//! Writes large outputs block by block, past the caches.
+//! Writes outputs block by block: large slices past the caches, or only what is not 0.
 #![allow(unsafe_code)]
+
+/// Where the averaged gradient of a layer goes.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// All elements.
+    Dense(&'a mut [f32]),
+    /// Index and value of those that are not 0, appended by ascending index: for a device that keeps the gradient, so that
+    /// nothing of the layer's size is needed here.
+    Sparse {
+        /// Elements of the layer.
+        elements: usize,
+        /// What is appended to.
+        entries: &'a mut Vec<(u32, f32)>,
+    },
+}
+
+impl Output<'_> {
+    /// Returns the number of elements of its layer.
+    pub fn elements(&self) -> usize {
+        match self {
+            Self::Dense(slice) => slice.len(),
+            Self::Sparse { elements, .. } => *elements,
+        }
+    }
+
+    /// Returns the same output for a shorter time.
+    pub fn reborrow(&mut self) -> Output<'_> {
+        match self {
+            Self::Dense(slice) => Output::Dense(slice),
+            Self::Sparse { elements, entries } => Output::Sparse { elements: *elements, entries },
+        }
+    }
+}
 
 /// Elements that are summed in the nearest cache, so that the output is only written, and only once.
 const BLOCK: usize = 1 << 12;
@@ -9,14 +42,41 @@ const LARGE: usize = 1 << 20;
 
 /// Writes an output that is mostly zero. Calls `add` for each block, with the index of its first element and zeros to add
 /// to, and writes the sums multiplied by `factor`.
-pub fn write_blocks(output: &mut [f32], factor: f32, mut add: impl FnMut(usize, &mut [f32])) {
-    let is_large = output.len() >= LARGE;
+pub fn write_blocks(output: &mut Output<'_>, factor: f32, mut add: impl FnMut(usize, &mut [f32])) {
+    let is_large = output.elements() >= LARGE;
     let _fence = Fence;
     let mut values = [0.0; BLOCK];
-    for (number, block) in output.chunks_mut(BLOCK).enumerate() {
-        let values = &mut values[..block.len()];
-        add(number * BLOCK, values);
-        if is_large { stream(values, factor, block) } else { copy(values, factor, block) }
+    match output {
+        Output::Dense(slice) => {
+            for (number, block) in slice.chunks_mut(BLOCK).enumerate() {
+                let values = &mut values[..block.len()];
+                add(number * BLOCK, values);
+                if is_large { stream(values, factor, block) } else { copy(values, factor, block) }
+            }
+        }
+        Output::Sparse { elements, entries } => {
+            for start in (0..*elements).step_by(BLOCK) {
+                let values = &mut values[..BLOCK.min(*elements - start)];
+                add(start, values);
+                keep_nonzero(values, factor, start, entries);
+            }
+        }
+    }
+}
+
+/// Appends the values that are not 0, multiplied by `factor`, and leaves zeros.
+fn keep_nonzero(values: &mut [f32], factor: f32, start: usize, entries: &mut Vec<(u32, f32)>) {
+    // Most are 0, so several are looked at together.
+    const SOME: usize = 16;
+    for (number, some) in values.chunks_mut(SOME).enumerate() {
+        if some.iter().fold(0, |bits, value| bits | value.to_bits()) == 0 {
+            continue;
+        }
+        for (index, value) in (start + number * SOME..).zip(some) {
+            if value.to_bits() != 0 {
+                entries.push((index as u32, factor * std::mem::take(value)));
+            }
+        }
     }
 }
 
@@ -71,7 +131,7 @@ impl Drop for Fence {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK, LARGE, write_blocks};
+    use super::{BLOCK, LARGE, Output, write_blocks};
 
     /// Every length around the limits and every alignment, over what was there before.
     #[test]
@@ -80,7 +140,8 @@ mod tests {
             for offset in 0..5 {
                 let mut memory = vec![-1.0; length + 8];
                 let mut covered = 0;
-                write_blocks(&mut memory[offset..offset + length], 0.5, |start, block| {
+                let mut output = Output::Dense(&mut memory[offset..offset + length]);
+                write_blocks(&mut output, 0.5, |start, block| {
                     assert_eq!(start, covered);
                     covered += block.len();
                     assert!(block.iter().all(|value| *value == 0.0));
@@ -94,6 +155,27 @@ mod tests {
                 assert!(before.iter().chain(after).all(|value| *value == -1.0));
                 assert!(output.iter().enumerate().all(|(at, value)| *value == 0.5 * (at % 7) as f32));
             }
+        }
+    }
+
+    #[test]
+    fn a_sparse_output_has_what_a_dense_one_has_without_zeros() {
+        for length in [0, 1, BLOCK - 1, 3 * BLOCK + 5] {
+            let value =
+                |at: usize| if at % 97 == 5 { -0.0 } else { (at / 97 * usize::from(at % 97 == 3)) as f32 };
+            let add = |start: usize, block: &mut [f32]| {
+                block.iter_mut().zip(start..).for_each(|(sum, at)| *sum = value(at));
+            };
+            let (mut dense, mut entries) = (vec![1.0; length], Vec::new());
+            write_blocks(&mut Output::Dense(&mut dense), 3.0, add);
+            write_blocks(&mut Output::Sparse { elements: length, entries: &mut entries }, 3.0, add);
+            assert!(entries.is_sorted_by_key(|(index, _)| *index));
+            // A zero with a sign is kept, so that the bits are the same.
+            assert!(entries.iter().all(|(_, value)| value.to_bits() != 0));
+            let mut written = vec![0.0; length];
+            entries.iter().for_each(|&(index, value)| written[index as usize] = value);
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&written), bits(&dense));
         }
     }
 }
