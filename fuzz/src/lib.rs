@@ -1,7 +1,36 @@
-//! What the targets of the exchange share: learners that are driven by hand, and edits of valid bytes.
+//! What the targets share: learners that are driven by hand, the program's readers, and edits of valid bytes.
 //!
 //! The fuzzer's input is a script of edits to something valid, rather than the bytes themselves, and checksums are made to fit
 //! after. So every input gets past the first checks, without a corpus of seeds.
+
+#![allow(dead_code, unused_imports, unused_macros, reason = "of the program only what reads files is called")]
+
+// The program's own modules, but for those that need Burn, whose build would take many minutes.
+#[macro_use]
+#[path = "../../crates/adacomp-cli/src/show.rs"]
+mod show;
+#[path = "../../crates/adacomp-cli/src/args.rs"]
+mod args;
+#[path = "../../crates/adacomp-cli/src/checkpoint/mod.rs"]
+mod checkpoint;
+#[path = "../../crates/adacomp-cli/src/config.rs"]
+mod config;
+#[path = "../../crates/adacomp-cli/src/data/mod.rs"]
+mod data;
+#[path = "../../crates/adacomp-cli/src/draw.rs"]
+mod draw;
+#[path = "../../crates/adacomp-cli/src/files.rs"]
+mod files;
+#[path = "../../crates/adacomp-cli/src/history.rs"]
+mod history;
+#[path = "../../crates/adacomp-cli/src/inspect.rs"]
+mod inspect;
+#[path = "../../crates/adacomp-cli/src/optimizer.rs"]
+mod optimizer;
+#[path = "../../crates/adacomp-cli/src/recipes.rs"]
+mod recipes;
+
+pub mod readers;
 
 use adacomp::{Layer, Layout, Outcome, Parameter, Policy, Treatment};
 use adacomp_exchange::internal::ByHand;

@@ -19,7 +19,7 @@ const SEEDS: [&str; 5] = ["adacomp", "top-k", "half", "dense", "local-selection"
 
 /// Runs every target for a short time.
 pub(crate) fn briefly(job: &Job) -> Result<()> {
-    targets(job)?.iter().try_for_each(|target| run(job, target, 100_000))
+    targets(job)?.iter().try_for_each(|target| run(job, target, 50_000))
 }
 
 /// Returns the names of all targets.

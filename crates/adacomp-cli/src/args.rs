@@ -1,7 +1,6 @@
 //! The command line: parsed here, with the options that `config` has; checked there.
 
 use crate::config::{Config, Length, Scheme};
-use crate::session::TransportKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum, value_parser};
 use std::path::PathBuf;
 
@@ -144,6 +143,15 @@ pub(crate) struct PlanArguments {
     /// Print JSON instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What carries messages between learners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportKind {
+    /// Learners are threads of this process
+    Threads,
+    /// Learners are processes that mpirun started
+    Mpi,
 }
 
 /// Options of a training: the configuration's, and what results do not depend on.

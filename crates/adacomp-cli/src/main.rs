@@ -15,6 +15,7 @@ mod draw;
 mod epoch;
 mod files;
 mod history;
+mod inspect;
 mod models;
 mod optimizer;
 mod plan;
@@ -26,8 +27,6 @@ use args::{Arguments, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
-/// The exit code where something cannot be done as asked.
-const CANNOT: u8 = 2;
 /// The exit code of a run that was given up because too many steps were dropped in a row.
 const DIVERGED: u8 = 3;
 /// The exit code after Ctrl-C.
@@ -53,7 +52,7 @@ fn main() -> ExitCode {
         Some(Command::Recipes) => commands::recipes(),
         Some(Command::Data(command)) => commands::data(&command),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
-        Some(Command::Inspect { file }) => commands::inspect::run(&file),
+        Some(Command::Inspect { file }) => commands::inspect(&file),
     };
     match result {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -61,7 +60,7 @@ fn main() -> ExitCode {
         Ok(End::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => {
             note!("error: {}", show::escaped(&one_line(&error)));
-            ExitCode::from(CANNOT)
+            ExitCode::from(show::CANNOT)
         }
     }
 }
@@ -89,5 +88,5 @@ fn explain(error: &clap::Error) -> ExitCode {
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let line = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
     note!("{line}; --help explains");
-    ExitCode::from(CANNOT)
+    ExitCode::from(show::CANNOT)
 }

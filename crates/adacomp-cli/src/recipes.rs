@@ -4,10 +4,27 @@
 use crate::config::Config;
 use crate::data::DataSet;
 use crate::history::Epoch;
-use crate::models::Architecture;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
+
+/// A model's shape, all but what the data decides.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Architecture {
+    /// Fully-connected layers.
+    Mlp { inputs: usize, hidden: Vec<usize> },
+    /// Convolutions of 5x5, each with pooling, and fully-connected layers.
+    Cnn { side: usize, channels: Vec<usize>, padded: bool, hidden: Vec<usize> },
+    /// AlexNet for pictures of this side.
+    AlexNet { side: usize },
+    /// A residual network for pictures of this side.
+    ResNet { side: usize, blocks: [usize; 4], bottleneck: bool },
+    /// Long short-term memory over characters.
+    Lstm { hidden: usize, layers: usize },
+    /// A decoder-only transformer over characters.
+    Transformer { width: usize, heads: usize, layers: usize, context: usize },
+}
 
 /// A named model, data and training.
 #[derive(Debug, Clone, Deserialize)]

@@ -1,35 +1,25 @@
 //! What the commands that train have in common: checks what was asked for, loads the data, and runs learners on threads or over
 //! MPI.
 
-use crate::args::{JsonLines, TrainingArguments};
+use crate::args::{JsonLines, TrainingArguments, TransportKind};
 use crate::checkpoint::{Checkpoint, run_folder};
 use crate::config::{Config, MAX_LEARNERS, Scheme, value_name};
 use crate::data::{self, Data};
 use crate::files::{self, Claim};
 use crate::models::Network;
 use crate::recipes::Recipe;
-use crate::show::{Progress, escaped};
+use crate::show::{Progress, flat};
 use crate::trainer::{Ended, Run, Trainer};
 use adacomp_burn::unshared;
 use adacomp_exchange::{ExchangeError, Threads, Transport, TransportError};
 use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::Device;
-use clap::ValueEnum;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// What carries messages between learners.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TransportKind {
-    /// Learners are threads of this process
-    Threads,
-    /// Learners are processes that mpirun started
-    Mpi,
-}
 
 /// Learners in processes that mpirun started, one each.
 #[cfg(feature = "mpi")]
@@ -243,20 +233,6 @@ fn first_cause(results: Vec<Result<Ended>>) -> Result<Ended> {
         Ok(_) => 2,
     };
     results.into_iter().min_by_key(order).context("nobody trained")?
-}
-
-/// Returns a flat list of a configuration's values, named as on the command line.
-pub(crate) fn flat(configuration: &Value) -> Vec<(String, String)> {
-    let text = |value: &Value| match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => escaped(text),
-        Value::Object(object) => {
-            object.iter().map(|(name, value)| format!("{value} {name}")).collect::<Vec<_>>().join(", ")
-        }
-        other => other.to_string(),
-    };
-    let entries = configuration.as_object().into_iter().flatten();
-    entries.map(|(name, value)| (name.replace('_', "-"), text(value))).collect()
 }
 
 /// Ends a run on Ctrl-C after the step that is going on, and the program at once on a second one.

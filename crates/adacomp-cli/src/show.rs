@@ -11,6 +11,9 @@ use std::fmt;
 use std::io::{self, Write};
 use std::time::Instant;
 
+/// The exit code where something cannot be done as asked.
+pub(crate) const CANNOT: u8 = 2;
+
 /// Prints, as `print!` does, but does not panic where nobody reads.
 macro_rules! tell {
     ($($text:tt)*) => { $crate::show::write(format_args!($($text)*)) };
@@ -35,7 +38,7 @@ pub(crate) fn write(text: fmt::Arguments<'_>) {
     match io::stdout().write_fmt(text) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             note!("error: cannot write to standard output: {error}");
-            std::process::exit(i32::from(crate::CANNOT));
+            std::process::exit(i32::from(CANNOT));
         }
         _ => {}
     }
@@ -57,6 +60,20 @@ pub(crate) fn short(text: &str) -> String {
         None => escaped(text),
         Some((end, _)) => escaped(&text[..end]) + "...",
     }
+}
+
+/// Returns a flat list of a configuration's values, named as on the command line.
+pub(crate) fn flat(configuration: &Value) -> Vec<(String, String)> {
+    let text = |value: &Value| match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => escaped(text),
+        Value::Object(object) => {
+            object.iter().map(|(name, value)| format!("{value} {name}")).collect::<Vec<_>>().join(", ")
+        }
+        other => other.to_string(),
+    };
+    let entries = configuration.as_object().into_iter().flatten();
+    entries.map(|(name, value)| (name.replace('_', "-"), text(value))).collect()
 }
 
 /// Returns rows of cells as columns: the first aligned to the left, the others to the right.

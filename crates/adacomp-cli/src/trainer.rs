@@ -1,7 +1,7 @@
 //! The training loop of one thread or process, for the learners that it hosts.
 
 use crate::End;
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::{self, Checkpoint, State};
 use crate::config::Config;
 use crate::data::{Batch, Data};
 use crate::draw::Draw;
@@ -58,24 +58,6 @@ pub(crate) struct Trainer<'a, T> {
     saved_sound: bool,
     /// The averaged gradient of this step, one slice for each layer.
     averaged: Vec<Vec<f32>>,
-}
-
-/// What a checkpoint keeps, besides residuals.
-#[derive(Debug, Clone)]
-pub(crate) struct State {
-    pub(crate) step: u64,
-    /// The last steps that were dropped, since one was averaged.
-    pub(crate) dropped_in_a_row: u64,
-    pub(crate) weights: Vec<Vec<f32>>,
-    pub(crate) optimizer: Optimizer,
-    /// The running statistics of each learner that is hosted here.
-    pub(crate) statistics: Vec<Vec<Vec<f32>>>,
-    /// What this epoch has cost each learner that is hosted here.
-    pub(crate) epoch: Vec<Sums>,
-    /// What all epochs before this one have cost a learner.
-    pub(crate) before: Sums,
-    pub(crate) seconds: Seconds,
-    pub(crate) history: History,
 }
 
 /// How a run ended.
@@ -315,7 +297,9 @@ impl<'a, T: Transport> Trainer<'a, T> {
         if self.unsaved && (sound || !self.saved_sound) {
             self.saved_sound = sound;
             let tensors = [&self.parameters[..], &self.untrained];
-            checkpoint::save(&self.run.folder, &self.run.config, tensors, &self.state, &mut self.exchange)?;
+            let average = average_statistics(self.exchange.transport(), &self.state.statistics)?;
+            let folder = &self.run.folder;
+            checkpoint::save(folder, &self.run.config, tensors, &self.state, &average, &mut self.exchange)?;
             self.unsaved = false;
         }
         Ok(())

@@ -19,7 +19,6 @@ use crate::config::{Config, text};
 use crate::files;
 use crate::history::{History, Seconds, Sums};
 use crate::optimizer::Optimizer;
-use crate::trainer::State;
 use adacomp::Parameter;
 use adacomp_exchange::{Exchange, LearnerState, Strategy, StrategyChoice, Transport};
 use anyhow::{Context, Result, bail, ensure};
@@ -39,6 +38,24 @@ const PREFIX: &str = "checkpoint-";
 const RUN: &str = "run.json";
 const WEIGHTS: &str = "weights.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// What a checkpoint keeps, besides residuals.
+#[derive(Debug, Clone)]
+pub(crate) struct State {
+    pub(crate) step: u64,
+    /// The last steps that were dropped, since one was averaged.
+    pub(crate) dropped_in_a_row: u64,
+    pub(crate) weights: Vec<Vec<f32>>,
+    pub(crate) optimizer: Optimizer,
+    /// The running statistics of each learner that is hosted here.
+    pub(crate) statistics: Vec<Vec<Vec<f32>>>,
+    /// What this epoch has cost each learner that is hosted here.
+    pub(crate) epoch: Vec<Sums>,
+    /// What all epochs before this one have cost a learner.
+    pub(crate) before: Sums,
+    pub(crate) seconds: Seconds,
+    pub(crate) history: History,
+}
 
 /// The contents of `run.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -75,7 +92,7 @@ impl Saved {
     }
 
     /// Reads the file's bytes, and checks all that can be checked without the other files.
-    fn read(bytes: &[u8]) -> Result<Self> {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self> {
         let other = "it is damaged, or of another version of this program";
         let mut saved: Self = serde_json::from_slice(bytes).context(other)?;
         match saved.format {

@@ -1,12 +1,10 @@
 //! Writes a checkpoint.
 
-use super::{FORMAT, OPTIMIZER, PREFIX, RUN, Saved, WEIGHTS, checkpoints, crc, names, of_learner};
+use super::{FORMAT, OPTIMIZER, PREFIX, RUN, Saved, State, WEIGHTS, checkpoints, crc, names, of_learner};
 use crate::config::Config;
 use crate::files::{Draft, PARTIAL};
 use crate::history::Sums;
-use crate::trainer::State;
 use adacomp::Parameter;
-use adacomp_burn::average_statistics;
 use adacomp_exchange::{Exchange, StrategyChoice, Transport};
 use anyhow::{Context, Result};
 use safetensors::Dtype;
@@ -16,16 +14,16 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-/// Saves a run into its folder. Learner 0 writes, and receives what the others have, block by block.
+/// Saves a run into its folder. `average` is of all learners' statistics. Learner 0 writes, and receives what the others have, block by block.
 pub(crate) fn save<T: Transport>(
     folder: &Path,
     config: &Config,
     [parameters, untrained]: [&[Parameter]; 2],
     state: &State,
+    average: &[Vec<f32>],
     exchange: &mut Exchange<T>,
 ) -> Result<()> {
     let hosted = exchange.transport().hosted();
-    let average = average_statistics(exchange.transport(), &state.statistics)?;
     let mut writer = if hosted.start == 0 { Some(Writer::new(folder, state.step)?) } else { None };
     let states = exchange.save()?;
     let sums = Sums::gather(&state.epoch, exchange.transport())?;
@@ -50,7 +48,7 @@ pub(crate) fn save<T: Transport>(
         }
     }
     let Some(mut writer) = writer else { return Ok(()) };
-    let weights = named("", parameters, &state.weights).chain(named("", untrained, &average));
+    let weights = named("", parameters, &state.weights).chain(named("", untrained, average));
     writer.write(WEIGHTS, &write_tensors(weights)?)?;
     let moments = state.optimizer.moments.iter().enumerate();
     let moments = moments.flat_map(|(number, moments)| named(&format!("{number}."), parameters, moments));

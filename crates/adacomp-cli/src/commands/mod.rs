@@ -1,17 +1,17 @@
 //! The commands. `plan` is a module of its own; those that only list something are here.
 
 pub(crate) mod compare;
-pub(crate) mod inspect;
 pub(crate) mod train;
 
 use crate::End;
 use crate::args::DataCommand;
 use crate::data::{SOURCES, cache_folder};
+use crate::inspect::describe;
 use crate::recipes::RECIPES;
-use crate::session::flat;
-use crate::show;
+use crate::show::{self, flat};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Runs `adacomp recipes`.
 pub(crate) fn recipes() -> Result<End> {
@@ -63,4 +63,10 @@ fn get_data(name: &str) -> Result<()> {
         Some(_) => say!("{}", source.get()?.display()),
     }
     Ok(())
+}
+
+/// Runs `adacomp inspect`.
+pub(crate) fn inspect(path: &Path) -> Result<End> {
+    tell!("{}", describe(path)?);
+    Ok(End::Done)
 }

@@ -3,9 +3,11 @@
 use super::fetch::folders_in;
 use super::{Batch, Data, Samples};
 use crate::draw::Draw;
+use crate::files;
 use anyhow::{Context, Result, bail};
+use fastrand::Rng;
 use image::imageops::FilterType;
-use image::{DynamicImage, ImageReader, RgbImage};
+use image::{DynamicImage, ImageResult, RgbImage};
 use std::path::{Path, PathBuf};
 
 /// Width and height of pictures as models take them.
@@ -88,13 +90,9 @@ impl Samples for Folder {
 
     fn add(&self, sample: usize, draw: Option<Draw>, batch: &mut Batch) -> Result<()> {
         let (path, class) = &self.pictures[sample];
-        // By what it is: some of ImageNet's files have another name than they should.
-        let open = || ImageReader::open(path)?.with_guessed_format()?.decode();
-        let picture = open().with_context(|| format!("{} cannot be read as a picture", path.display()))?;
-        let cut = match draw.filter(|_| self.augment) {
-            Some(draw) => cut_anywhere(&picture, draw.augmentation(sample)),
-            None => cut_middle(&picture),
-        };
+        let random = draw.filter(|_| self.augment).map(|draw| draw.augmentation(sample));
+        let cut = read_picture(&files::read(path)?, random, SIDE)
+            .with_context(|| format!("{} cannot be read as a picture", path.display()))?;
         for (channel, (mean, deviation)) in NORMAL.into_iter().enumerate() {
             let pixels = cut.pixels().map(|pixel| f32::from(pixel[channel]) / 255.0);
             batch.values.extend(pixels.map(|pixel| (pixel - mean) / deviation));
@@ -104,18 +102,25 @@ impl Samples for Folder {
     }
 }
 
+/// Reads a picture by what it is: some of ImageNet's files have another name than they should. Returns a part of it, scaled to
+/// a square.
+pub(crate) fn read_picture(bytes: &[u8], random: Option<Rng>, side: u32) -> ImageResult<RgbImage> {
+    let picture = image::load_from_memory(bytes)?;
+    Ok(random.map_or_else(|| cut_middle(&picture, side), |random| cut_anywhere(&picture, random, side)))
+}
+
 /// Returns the middle square of a picture, seven eighths of its shorter side, as is usual for testing on ImageNet: 224 of 256.
 ///
 /// It is cut first and then scaled, so that memory does not grow with the shape of a picture.
-fn cut_middle(picture: &DynamicImage) -> RgbImage {
+fn cut_middle(picture: &DynamicImage, side: u32) -> RgbImage {
     let shorter = f64::from(picture.width().min(picture.height()));
-    let side = ((shorter * 7.0 / 8.0).round() as u32).max(1);
-    let (x, y) = ((picture.width() - side) / 2, (picture.height() - side) / 2);
-    picture.crop_imm(x, y, side, side).resize_exact(SIDE, SIDE, FilterType::Triangle).into_rgb8()
+    let cut = ((shorter * 7.0 / 8.0).round() as u32).max(1);
+    let (x, y) = ((picture.width() - cut) / 2, (picture.height() - cut) / 2);
+    picture.crop_imm(x, y, cut, cut).resize_exact(side, side, FilterType::Triangle).into_rgb8()
 }
 
 /// Returns a part of random place, size and shape, mirrored or not, as is usual for training on ImageNet.
-fn cut_anywhere(picture: &DynamicImage, mut random: fastrand::Rng) -> RgbImage {
+fn cut_anywhere(picture: &DynamicImage, mut random: Rng, side: u32) -> RgbImage {
     let (width, height) = (f64::from(picture.width()), f64::from(picture.height()));
     let area = width * height * (0.08 + 0.92 * random.f64());
     let shape = ((random.f64() * 2.0 - 1.0) * (4.0f64 / 3.0).ln()).exp();
@@ -123,7 +128,7 @@ fn cut_anywhere(picture: &DynamicImage, mut random: fastrand::Rng) -> RgbImage {
         ((area * shape).sqrt().clamp(1.0, width), (area / shape).sqrt().clamp(1.0, height));
     let (x, y) = (random.f64() * (width - cut_width), random.f64() * (height - cut_height));
     let cut = picture.crop_imm(x as u32, y as u32, cut_width as u32, cut_height as u32);
-    let cut = cut.resize_exact(SIDE, SIDE, FilterType::Triangle).into_rgb8();
+    let cut = cut.resize_exact(side, side, FilterType::Triangle).into_rgb8();
     if random.bool() { image::imageops::flip_horizontal(&cut) } else { cut }
 }
 
@@ -136,9 +141,10 @@ mod tests {
     fn long_pictures_are_cut_before_they_are_scaled() {
         for (width, height) in [(1, 100_000), (100_000, 1), (3_000, 1), (1, 1)] {
             let picture = DynamicImage::ImageRgb8(RgbImage::from_pixel(width, height, image::Rgb([1, 2, 3])));
-            for cut in
-                [cut_middle(&picture), cut_anywhere(&picture, Draw { seed: 1, epoch: 0 }.augmentation(0))]
-            {
+            for cut in [
+                cut_middle(&picture, SIDE),
+                cut_anywhere(&picture, Draw { seed: 1, epoch: 0 }.augmentation(0), SIDE),
+            ] {
                 assert_eq!(cut.dimensions(), (SIDE, SIDE));
                 assert!(cut.pixels().all(|pixel| pixel.0 == [1, 2, 3]));
             }
@@ -151,7 +157,7 @@ mod tests {
         let picture = DynamicImage::ImageRgb8(picture);
         let scaled = picture.resize_exact(256, 320, FilterType::Triangle).into_rgb8();
         let expected = image::imageops::crop_imm(&scaled, 16, 48, SIDE, SIDE).to_image();
-        let cut = cut_middle(&picture);
+        let cut = cut_middle(&picture, SIDE);
         assert!(cut.iter().zip(expected.iter()).all(|(cut, expected)| cut.abs_diff(*expected) <= 1));
     }
 }

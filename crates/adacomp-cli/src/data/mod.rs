@@ -1,14 +1,13 @@
 //! Data sets: what they are, and their samples as the models take them.
 
 mod fetch;
-mod folder;
-mod images;
-mod speech;
+pub(crate) mod folder;
+pub(crate) mod images;
+pub(crate) mod speech;
 mod text;
 
 use crate::draw::Draw;
-use crate::models::Architecture;
-use crate::recipes::Recipe;
+use crate::recipes::{Architecture, Recipe};
 use anyhow::Result;
 use serde::Deserialize;
 use std::path::Path;

@@ -5,34 +5,16 @@ mod language;
 mod resnet;
 
 use crate::data::Batch;
+use crate::recipes::Architecture;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use cnn::{AlexNet, Cnn, Mlp};
 use language::{LstmLanguage, Transformer};
 use resnet::ResNet;
-use serde::Deserialize;
 use std::sync::Mutex;
 
 pub(crate) use cnn::Training;
-
-/// A model's shape, all but what the data decides.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Architecture {
-    /// Fully-connected layers.
-    Mlp { inputs: usize, hidden: Vec<usize> },
-    /// Convolutions of 5x5, each with pooling, and fully-connected layers.
-    Cnn { side: usize, channels: Vec<usize>, padded: bool, hidden: Vec<usize> },
-    /// AlexNet for pictures of this side.
-    AlexNet { side: usize },
-    /// A residual network for pictures of this side.
-    ResNet { side: usize, blocks: [usize; 4], bottleneck: bool },
-    /// Long short-term memory over characters.
-    Lstm { hidden: usize, layers: usize },
-    /// A decoder-only transformer over characters.
-    Transformer { width: usize, heads: usize, layers: usize, context: usize },
-}
 
 /// Any of the models.
 #[allow(clippy::large_enum_variant, reason = "each thread has one")]

@@ -152,7 +152,7 @@ fn pictures_that_are_truncated_or_wrong() {
     let folder = Folder::new();
     refused(&folder, "train cifar10-cnn --data .", "put the file data_batch_1.bin or data_batch_1.png there");
     folder.write("data_batch_1.png", b"\x89PNG\r\n\x1a\n and then nothing");
-    refused(&folder, "train cifar10-cnn --data .", "data_batch_1.png is damaged: fetch it again");
+    refused(&folder, "train cifar10-cnn --data .", "data_batch_1.png: it is damaged: fetch it again");
     folder.write("data_batch_1.bin", &[0; 3073 * 9_999]);
     refused(&folder, "train cifar10-cnn --data .", "30726927 bytes where 30730000 should be: fetch it again");
     folder.write("data_batch_1.bin", &[11; 3073 * 10_000]);

@@ -10,7 +10,7 @@ const WINDOW: usize = 400;
 /// Samples from one to the next: 10 ms.
 const STEP: usize = 160;
 /// Features of a window.
-pub(super) const BANDS: usize = 40;
+pub(crate) const BANDS: usize = 40;
 /// Of the Fourier transform.
 const POINTS: usize = 512;
 
@@ -18,7 +18,7 @@ const POINTS: usize = 512;
 ///
 /// They are made in 64 bits and without the instructions that only some processors have, so that they
 /// are the same on all of them.
-pub(super) fn features(samples: &[i16]) -> Vec<f32> {
+pub(crate) fn features(samples: &[i16]) -> Vec<f32> {
     let fft = FftPlannerScalar::new().plan_fft_forward(POINTS);
     let turn = std::f64::consts::TAU / (WINDOW - 1) as f64;
     let hamming: Vec<f64> = (0..WINDOW).map(|index| 0.54 - 0.46 * (turn * index as f64).cos()).collect();
@@ -61,7 +61,7 @@ const SILENCE: &str = "pau";
 
 /// A third of a phone between two others; none stands for any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Sound<'a> {
+pub(crate) struct Sound<'a> {
     phone: &'a str,
     third: u8,
     left: Option<&'a str>,
@@ -77,7 +77,7 @@ impl Sound<'_> {
 }
 
 /// Returns the sound of each frame, by where its middle is. What is after the last label belongs to that.
-pub(super) fn sounds(frames: usize, labels: &Labels) -> Vec<Sound<'_>> {
+pub(crate) fn sounds(frames: usize, labels: &Labels) -> Vec<Sound<'_>> {
     let phone = |index: usize| labels.get(index).map_or(SILENCE, |(_, phone)| phone);
     let sound = |frame| {
         let middle = frame * STEP + WINDOW / 2;
@@ -95,7 +95,7 @@ pub(super) fn sounds(frames: usize, labels: &Labels) -> Vec<Sound<'_>> {
 /// Returns the state of each sound, and the number of states.
 ///
 /// What is too rare for a state of its own falls back, together with what else is.
-pub(super) fn number_states<'a>(
+pub(crate) fn number_states<'a>(
     counts: &BTreeMap<Sound<'a>, usize>,
 ) -> Result<(BTreeMap<Sound<'a>, u16>, usize)> {
     // A large corpus has some thousand states too, not ever more.

@@ -4,9 +4,10 @@ mod features;
 
 use super::{Batch, Data, Samples};
 use crate::draw::Draw;
+use crate::files;
 use crate::show;
 use anyhow::{Context, Result, bail, ensure};
-use features::{BANDS, Sound, features, number_states, sounds};
+pub(crate) use features::{BANDS, Sound, features, number_states, sounds};
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -118,7 +119,7 @@ fn pairs(folder: &Path, kind: &str, other: &str) -> Result<Vec<(PathBuf, PathBuf
 }
 
 /// Phones, each with the sample before which it ends.
-type Labels = Vec<(usize, String)>;
+pub(crate) type Labels = Vec<(usize, String)>;
 type Utterance = (Vec<f32>, Labels);
 
 /// Reads on all cores. Results are in order, so the error is always the same, too.
@@ -137,37 +138,38 @@ fn read_all(pairs: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Result<Vec<Utter
 }
 
 fn read(wav: &Path, lab: &Path) -> Result<Utterance> {
-    let (features, labels) = (features(&samples(wav)?), labels(lab)?);
+    let samples = samples(&files::read(wav)?).with_context(|| wav.display().to_string())?;
+    let labels = labels(&files::read(lab)?).with_context(|| lab.display().to_string())?;
+    let features = features(&samples);
     let labelled = !labels.is_empty() || features.is_empty();
     ensure!(labelled, "{} has no labels: remove it and its wav", lab.display());
     Ok((features, labels))
 }
 
-fn samples(path: &Path) -> Result<Vec<i16>> {
-    let shown = path.display();
-    let reader = hound::WavReader::open(path)
-        .with_context(|| format!("{shown} cannot be read as a wav file: unpack the corpus again"))?;
+/// Reads a wav file.
+pub(crate) fn samples(bytes: &[u8]) -> Result<Vec<i16>> {
+    let reader =
+        hound::WavReader::new(bytes).context("it cannot be read as a wav file: unpack the corpus again")?;
     let hound::WavSpec { channels, bits_per_sample, sample_format, sample_rate } = reader.spec();
     let plain = (channels, bits_per_sample, sample_format) == (1, 16, hound::SampleFormat::Int);
-    ensure!(plain, "{shown} is not 16-bit mono PCM: convert it");
-    ensure!(sample_rate == RATE, "{shown} has {sample_rate} samples a second: resample it to {RATE}");
+    ensure!(plain, "it is not 16-bit mono PCM: convert it");
+    ensure!(sample_rate == RATE, "it has {sample_rate} samples a second: resample it to {RATE}");
     let samples = reader.into_samples().collect::<hound::Result<_>>();
-    samples.with_context(|| format!("{shown} is truncated: unpack the corpus again"))
+    samples.context("it is truncated: unpack the corpus again")
 }
 
-fn labels(path: &Path) -> Result<Labels> {
-    let shown = path.display();
-    let bytes = fs::read(path).with_context(|| format!("cannot read {shown}: unpack the corpus again"))?;
+/// Reads a lab file.
+pub(crate) fn labels(bytes: &[u8]) -> Result<Labels> {
     // The header may be in any encoding.
-    let text = String::from_utf8_lossy(&bytes);
+    let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines().map(str::trim).zip(1..);
-    ensure!(lines.any(|(line, _)| line == "#"), "{shown} has no line `#`: put one before the labels");
+    ensure!(lines.any(|(line, _)| line == "#"), "it has no line `#`: put one before the labels");
     let (mut labels, mut start) = (Vec::new(), 0.0);
     for (line, number) in lines.filter(|(line, _)| !line.is_empty()) {
         let Some((end, phone)) = label(line) else {
-            bail!("{shown}:{number}: `{line}` is no label: write an end time, a colour and a phone");
+            bail!("line {number}: `{line}` is no label: write an end time, a colour and a phone");
         };
-        ensure!(end > start, "{shown}:{number}: {end} s is not after {start} s: correct the times");
+        ensure!(end > start, "line {number}: {end} s is not after {start} s: correct the times");
         labels.push(((end * f64::from(RATE)).round() as usize, phone.to_owned()));
         start = end;
     }
@@ -274,18 +276,19 @@ mod tests {
         let check = |name, expected: &str, damage: &dyn Fn(PathBuf, PathBuf)| {
             let folder = corpus();
             damage(wav(&folder, 3), lab(&folder, 3));
-            let error = read_corpus(folder.path(), &ProgressBar::hidden()).err().expect(name).to_string();
+            let error = read_corpus(folder.path(), &ProgressBar::hidden()).err().expect(name);
+            let error = format!("{error:#}");
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         };
         let labels = |text: &'static str| move |_, lab| fs::write(lab, text).unwrap();
-        check("bad", "u03.lab:4: `0.2 b`", &labels("#\n0.1 125 a\n\n0.2 b\n"));
-        check("times", "u03.lab:3: 0.2 s is not after 0.2 s", &labels("#\n0.2 125 a\n0.2 125 b\n"));
+        check("bad", "u03.lab: line 4: `0.2 b`", &labels("#\n0.1 125 a\n\n0.2 b\n"));
+        check("times", "u03.lab: line 3: 0.2 s is not after 0.2 s", &labels("#\n0.2 125 a\n0.2 125 b\n"));
         check("unlabelled", "u03.lab has no labels", &labels("#\n"));
-        check("rate", "u03.wav has 8000", &|wav, _| write_wav(&wav, 8000, [0; 9]));
+        check("rate", "u03.wav: it has 8000", &|wav, _| write_wav(&wav, 8000, [0; 9]));
         check("no-lab", "u03.wav has no ", &|_, lab| fs::remove_file(lab).unwrap());
         check("no-wav", "u03.lab has no ", &|wav, _| fs::remove_file(wav).unwrap());
         check("none", "no folder `wav`", &|_, lab| fs::remove_dir_all(lab.parent().unwrap()).unwrap());
-        check("truncated", "u03.wav is truncated", &|wav, _| {
+        check("truncated", "u03.wav: it is truncated", &|wav, _| {
             fs::File::options().write(true).open(wav).unwrap().set_len(1000).unwrap();
         });
     }

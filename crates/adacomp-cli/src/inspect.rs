@@ -1,19 +1,22 @@
 //! `adacomp inspect`
 
-use crate::End;
 use crate::checkpoint::Checkpoint;
 use crate::files;
-use crate::session::flat;
-use crate::show::{self, row, table};
+use crate::show::{self, flat, row, table};
 use adacomp::{Form, Header, SavedBy, Section, outline};
 use anyhow::{Context, Result};
 use safetensors::{Dtype, SafeTensors};
 use std::path::Path;
 
-pub(crate) fn run(path: &Path) -> Result<End> {
-    let text = if path.is_dir() { checkpoint(path)? } else { file(path)? };
-    tell!("{text}");
-    Ok(End::Done)
+/// Returns what `adacomp inspect` says of a file or folder.
+pub(crate) fn describe(path: &Path) -> Result<String> {
+    match path.is_dir() {
+        true => checkpoint(path),
+        false => {
+            let failed = || format!("{} is neither a safetensors file nor a frame", path.display());
+            file(&files::read(path)?).with_context(failed)
+        }
+    }
 }
 
 /// Describes a run: what it is, how far it is, and what each file holds.
@@ -52,14 +55,12 @@ fn checkpoint(folder: &Path) -> Result<String> {
     Ok(text + "\n" + &table(&rows))
 }
 
-/// Describes a safetensors file or a frame.
-fn file(path: &Path) -> Result<String> {
-    let bytes = files::read(path)?;
-    match SafeTensors::deserialize(&bytes) {
-        Ok(tensors) => Ok(tensors_table(&bytes, &tensors)),
+/// Describes the bytes of a safetensors file or a frame.
+pub(crate) fn file(bytes: &[u8]) -> Result<String> {
+    match SafeTensors::deserialize(bytes) {
+        Ok(tensors) => Ok(tensors_table(bytes, &tensors)),
         Err(_) => {
-            let (header, sections) = outline(&bytes)
-                .with_context(|| format!("{} is neither a safetensors file nor a frame", path.display()))?;
+            let (header, sections) = outline(bytes)?;
             Ok(frame_table(&header, &sections, bytes.len()))
         }
     }
