@@ -61,8 +61,10 @@ def main_table(groups: list[Group]) -> str:
             "steps": f"{adacomp.mean('steps') or 0:.0f}",
             "dense": measure.show(dense.values(measure.key)),
             "AdaComp": measure.show(adacomp.values(measure.key)),
-            "behind": measure.behind(dense.mean(measure.key), adacomp.mean(measure.key)),
+            "behind": measure.behind(*(means := (dense.mean(measure.key), adacomp.mean(measure.key)))),
         }
+        if measure.is_too_much(*means):
+            row["behind"] += ", **too much**"
         rows.append(row | ratios(adacomp, "conv", "matrix"))
     return markdown(rows, {"seeds", "steps", "compression ratio"})
 
@@ -88,15 +90,27 @@ def study_table(study: Study, groups: list[Group]) -> str:
     measure = measure_of(groups[0].run["recipe"])
     settings = sorted({key for run in study.runs for key in run.without("seed")})
     settings = [key for key in settings if len({str(run[key]) for run in study.runs}) > 1]
-    rows = []
+    dense, rows = best_dense(groups, measure.key), []
     for group in groups:
         received = group.mean("bytes_received")
         row = {key: "" if group.run[key] is None else str(group.run[key]) for key in settings}
         row[measure.name] = measure.show(group.values(measure.key))
+        row["behind dense"] = measure.behind(dense, group.mean(measure.key)) if group.run["scheme"] != "dense" else ""
         row |= ratios(group, "matrix", "conv")
         row["bytes received in a step"] = "" if received is None else f"{received:,.0f}"
         rows.append(row)
     return markdown(rows, {"compression ratio", "bytes received in a step"})
+
+
+def best_dense(groups: list[Group], key: str) -> float | None:
+    """Returns the lowest result of dense training, if all runs of a study are of the same model and see the same samples."""
+    if (
+        len({(group.run["recipe"], group.run["epochs"], group.run["minibatch"], group.run["outlier-step"]) for group in groups})
+        > 1
+    ):
+        return None
+    dense = [group.mean(key) for group in groups if group.run["scheme"] == "dense" and group.run["compress"] is None]
+    return min((value for value in dense if value is not None), default=None)
 
 
 def open_runs(studies: list[Study]) -> str:

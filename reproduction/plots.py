@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from reproduction import HERE
 from reproduction.network import METHODS, NetworkResults
-from reproduction.studies import CODES, Group, measure_of, ring_bytes
+from reproduction.studies import CODES, Group, Run, measure_of, ring_bytes
 
 GREY, FAINT = "#7d8590", "#7d859040"
 # Told apart also without colour vision, on white and on black.
@@ -224,14 +224,23 @@ def flat(groups: list[Group]) -> list[Panel]:
 
 
 def prices(groups: list[Group]) -> list[Panel]:
-    """Returns what models are judged by, over bytes: a panel for each model, a line for each scheme."""
-    panels: dict[str, Panel] = {}
+    """Returns what models are judged by, over bytes: a panel for each model, a line for each scheme. Of several learning rates it
+    is the best."""
+    found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for group in groups:
-        recipe, scheme, learners = group.run["recipe"], group.run["scheme"], group.run["learners"]
-        measure = measure_of(recipe)
-        sent = group.mean("bytes_sent") or ring_bytes(group.mean("parameters") or 0.0, learners)
-        panel = panels.setdefault(recipe, Panel(f"{recipe}\n{TITLES[measure.key]}", {}, "bytes sent in a step", True, False))
-        panel.lines[scheme] = sorted([*panel.lines.get(scheme, ()), (sent, group.mean(measure.key) or math.nan)])
+        recipe, scheme = group.run["recipe"], group.run["scheme"]
+        name = f"{scheme}, recipe" if group.run["warm-up"] else scheme
+        sent = group.mean("bytes_sent") or ring_bytes(group.mean("parameters") or 0.0, group.run["learners"])
+        value = group.mean(measure_of(recipe).key)
+        if value is not None:
+            points = found.setdefault((recipe, name), {})
+            like = Run(group.run.without("seed", "learning-rate")).key
+            points[like] = min(points.get(like, (sent, value)), (sent, value), key=lambda point: point[1])
+    panels: dict[str, Panel] = {}
+    for (recipe, name), points in found.items():
+        title = f"{recipe}\n{TITLES[measure_of(recipe).key]}"
+        panel = panels.setdefault(recipe, Panel(title, {}, "bytes sent in a step", True, False))
+        panel.lines[name] = sorted(points.values())
     return list(panels.values())
 
 
@@ -251,7 +260,6 @@ PANELS: dict[str, Callable[[list[Group]], list[Panel]]] = {
     "minibatch": lambda groups: sweep(groups, "minibatch", "samples of a minibatch", KINDS),
     "outliers": lambda groups: histories(groups, "", ["test_error", "residual_norm"], OUTLIERS),
     "peers": prices,
-    "recipe": prices,
     "schemes": lambda groups: histories(groups, "", ["test_loss", "residual_norm"]),
     "threshold": lambda groups: sweep(groups, "soft-threshold", THRESHOLD, codes("overall")),
     "traces": lambda groups: histories(groups, "{recipe}, {side}x{side}\n", ["train_loss"]),

@@ -103,13 +103,17 @@ class Measure:
         spread = f" ({min(values):.{self.digits}f} to {max(values):.{self.digits}f})" if len(values) > 1 else ""
         return text + spread
 
-    def behind(self, dense: float | None, adacomp: float | None) -> str:
-        """Returns how far AdaComp is behind dense; too much is more than half a point, or 1.5% of a loss."""
-        if dense is None or adacomp is None:
+    def behind(self, dense: float | None, other: float | None) -> str:
+        """Returns how far another value is behind that of dense."""
+        if dense is None or other is None:
             return ""
-        difference = adacomp - dense if self.unit else 100 * (adacomp / dense - 1)
-        text = f"{difference:+.2f} points" if self.unit else f"{difference:+.1f}%"
-        return text if difference <= (0.5 if self.unit else 1.5) else f"{text}, **too much**"
+        return f"{other - dense:+.2f} points" if self.unit else f"{100 * (other / dense - 1):+.1f}%"
+
+    def is_too_much(self, dense: float | None, other: float | None) -> bool:
+        """Tells whether it is behind by more than half a point, or 1.5% of a loss."""
+        if dense is None or other is None:
+            return False
+        return other > (dense + 0.5 if self.unit else dense * 1.015)
 
 
 def measure_of(recipe: str) -> Measure:

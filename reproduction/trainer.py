@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up-bin", type=int, default=50, help="the elements of a bin at the start of the warm-up")
     what = "what travels: with `updates`, what each learner's Adam makes, also if it is dense"
     parser.add_argument("--compress", choices=["gradients", "updates"], default="gradients", help=what)
-    what = "what Adam's second moment is of: what it gets, or the average of dense gradients, or of all learners', now and then"
-    parser.add_argument("--second-moment", choices=["sent", "dense", "shared"], default="sent", help=what)
+    what = "what Adam's second moment is of: what it gets, or the average of dense gradients, or of all learners', now and then,"
+    what += " or what a learner can tell of the average"
+    parser.add_argument("--second-moment", choices=["sent", "dense", "shared", "estimated"], default="sent", help=what)
     parser.add_argument("--share-every", type=int, default=500, help="steps between averages of `--second-moment shared`")
+    parser.add_argument("--slow-beta", type=float, default=0.999, help="of Adam's second moment")
     what = "of updates that travel: whether each learner's Adam has momentum, or what has arrived gets it"
     parser.add_argument("--adam-momentum", choices=["before", "after"], default="before", help=what)
     what = "of updates that travel: whether they are multiplied by the learning rate before they are compressed or after"
@@ -90,6 +93,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--residual-decay", type=float, default=1.0, help="what residuals are multiplied by in each step")
     what = "how much of what waits on a learner is applied to the weights at which its gradient is taken"
     parser.add_argument("--look-ahead", type=float, default=0.0, help=what)
+    what = "with `flush` the last step also sends what waits; for `--rate before`"
+    parser.add_argument("--last-step", choices=["compressed", "flush"], default="compressed", help=what)
     parser.add_argument("--rank", type=int, default=1, help="of PowerSGD")
     parser.add_argument("--chunk-top", type=int, default=32, help="the coefficients of a chunk of 64x64 that DeMo sends")
     parser.add_argument("--outlier-step", type=int, help="in this step a bin of learner 0's largest layer is far too large")
@@ -101,6 +106,24 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     if options.weight_decay and options.optimizer != "sgd":
         parser.error("--weight-decay is for --optimizer sgd")
     return options
+
+
+class OfAverage(Moments):
+    """Adam on a learner's gradient with the second moment that the average of all gradients should have. What is signal, as the
+    first moment tells, has the same square in the average; of what is noise, the average has one part in as many as learners."""
+
+    def __init__(self, rule: LocalAdam, learners: int) -> None:
+        super().__init__(rule)
+        self.learners = learners
+
+    @torch.no_grad()
+    def update(self, number: int, gradient: Tensor, squared: Tensor | None = None) -> Tensor:
+        super().update(number, gradient, squared)
+        steps, first, second = self.kept[number]
+        beta, slow_beta = self.rule.betas
+        signal, all_ = first / (1 - beta**steps), second / (1 - slow_beta**steps)
+        expected = signal.square().lerp_(all_, 1 / self.learners)
+        return signal.div_(expected.sqrt_().add_(self.rule.eps))
 
 
 class Training:
@@ -125,8 +148,9 @@ class Training:
         # SGD's velocities, or Adam's moments: each learner's own where updates travel, else those of the average.
         self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.updates_travel = options.compress == "updates"
-        rule = LocalAdam(betas=(0.0, 0.999)) if options.adam_momentum == "after" else LocalAdam()
-        self.moments = [Moments(rule) for _ in range(options.learners if self.updates_travel else 1)]
+        rule = LocalAdam(betas=(0.0 if options.adam_momentum == "after" else 0.9, options.slow_beta))
+        own = OfAverage(rule, options.learners) if options.second_moment == "estimated" else Moments(rule)
+        self.moments = [deepcopy(own) for _ in range(options.learners if self.updates_travel else 1)]
         self.step, self.rolled_back, self.seconds = 0, 0, 0.0
         self.history: list[dict[str, float]] = []
         self.checkpoint = options.out / "checkpoint.pt"
@@ -190,6 +214,8 @@ class Training:
         else:
             self.change_weights(average, gradients)
         self.step += 1
+        if options.last_step == "flush" and self.step == self.steps:
+            self.flush()
         return sum(losses) / len(losses)
 
     def waiting(self) -> list[list[Tensor | None]]:
@@ -245,6 +271,15 @@ class Training:
         rate = 1.0 if options.rate == "before" else self.learning_rate()
         for parameter, update in zip(self.parameters, updates):
             parameter.add_(update, alpha=-rate)
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Lets weights follow all that waits, as a dense last step does."""
+        if isinstance(self.scheme, Compressed):
+            for parameter, *waiting in zip(self.parameters, *self.scheme.residuals()):
+                if waiting[0] is not None:
+                    parameter.sub_(sum(waiting) / len(waiting))
+            self.scheme.count_reduced(4)
 
     def learning_rate(self) -> float:
         highest: float = self.options.learning_rate
