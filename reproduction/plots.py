@@ -229,7 +229,7 @@ def prices(groups: list[Group]) -> list[Panel]:
     found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for group in groups:
         recipe, scheme = group.run["recipe"], group.run["scheme"]
-        name = f"{scheme}, recipe" if group.run["warm-up"] else scheme
+        name = f"{scheme}, recipe" if group.run["bin-warm-up"] else scheme
         sent = group.mean("bytes_sent") or ring_bytes(group.mean("parameters") or 0.0, group.run["learners"])
         value = group.mean(measure_of(recipe).key)
         if value is not None:

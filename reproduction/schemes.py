@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from adacomp.research import Layout, Learners
+from adacomp.torch import Config
 from adacomp.torch.runtime import kinds
 from torch import Tensor, nn
 
@@ -17,8 +18,6 @@ Gradients = Sequence[Tensor]
 
 # The bytes of a frame's header.
 FRAME_BYTES = 36
-# In how many stages bins get longer.
-STAGES = 8
 
 
 class Scheme:
@@ -36,7 +35,7 @@ class Scheme:
         self.traffic = [0.0, 0.0]
         self.bytes = {kind: dict.fromkeys(CODES, 0.0) for kind in ("conv", "matrix", "vector")}
 
-    def layout_of(self, matrix_bin: int) -> Layout:
+    def layout_of(self, matrix_bin: int | str) -> Layout:
         options = self.options
         conv: int | str = options.conv_bin
         matrix: int | str = matrix_bin
@@ -105,27 +104,18 @@ class Compressed(Scheme):
 
     def __init__(self, model: nn.Module, options: argparse.Namespace, steps: int) -> None:
         super().__init__(model, options)
-        self.warm_up_steps = round(steps * options.warm_up)
+        self.config = Config(matrix=options.matrix_bin, bin_warm_up=round(steps * options.bin_warm_up))
         self.bin = options.matrix_bin
         self.learners = self.learners_with(self.bin)
         self.average = [torch.empty_like(parameter) for _, parameter in self.named]
 
-    def learners_with(self, matrix_bin: int) -> Learners:
+    def learners_with(self, matrix_bin: int | str) -> Learners:
         options = self.options
         return Learners(self.layout_of(matrix_bin), options.learners, options.strategy, owner_divisor=options.owner_divisor)
 
-    def matrix_bin(self, step: int) -> int:
-        """Returns the elements of a matrix's bin: in the warm-up they grow from stage to stage, by the same factor."""
-        first: int = self.options.warm_up_bin
-        last: int = self.options.matrix_bin
-        if step >= self.warm_up_steps:
-            return last
-        stage = step * STAGES // self.warm_up_steps
-        return round(first * math.pow(last / first, stage / STAGES))
-
     def exchange(self, step: int, gradients: Sequence[Gradients]) -> list[Tensor] | None:
-        if self.matrix_bin(step) != self.bin:
-            state, self.bin = self.learners.save(), self.matrix_bin(step)
+        if self.config.matrix_at(step) != self.bin:
+            state, self.bin = self.learners.save(), self.config.matrix_at(step)
             self.learners = self.learners_with(self.bin)
             self.learners.load(state)
         for learner, gradient in enumerate(gradients):

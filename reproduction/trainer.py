@@ -77,8 +77,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--soft-threshold", type=float, default=2.0)
     parser.add_argument("--scale", choices=["mean", "clamped"], default="mean")
     parser.add_argument("--top-percent", type=float, default=0.1)
-    parser.add_argument("--warm-up", type=float, default=0.0, help="the share of all steps in which bins of matrices grow")
-    parser.add_argument("--warm-up-bin", type=int, default=50, help="the elements of a bin at the start of the warm-up")
+    parser.add_argument("--bin-warm-up", type=float, default=0.0, help="the share of all steps in which bins of matrices grow")
     what = "what travels: with `updates`, what each learner's Adam makes, also if it is dense"
     parser.add_argument("--compress", choices=["gradients", "updates"], default="gradients", help=what)
     what = "what Adam's second moment is of: what it gets, or the average of dense gradients, or of all learners', now and then,"

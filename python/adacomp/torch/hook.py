@@ -152,6 +152,7 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     timeout: float | timedelta | None = None,
     threads: int = 1,
+    bin_warm_up: int = 0,
     local_adam: LocalAdam | None = None,
 ) -> AdaCompState:
     """Makes a ``DistributedDataParallel`` model exchange its gradients by AdaComp; all learners must do the same.

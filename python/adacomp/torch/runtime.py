@@ -10,7 +10,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -64,8 +64,8 @@ class Runtime:
         self.device = _device_of(named)
         # Kept, because doors know parameters by their identity.
         self.parameters = [parameter for _, parameter in named]
-        shapes = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds(module, named))]
-        self.layout = Layout(shapes, **config.policy())
+        self._shapes = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds(module, named))]
+        self.layout, self._matrix = Layout(self._shapes, **config.policy()), config.matrix_at(0)
         # Names of parameters that the door averages by its own means, because they cannot be compressed.
         self.others: list[str] = []
 
@@ -100,15 +100,27 @@ class Runtime:
     def connect(self, strategy: Strategy) -> None:
         """Begins an exchange with nothing in its residuals. All learners must do the same."""
         config, skip_unused = self.config, self._skip_unused
+        self.transport.begin_aside()
         self.exchange = Exchange(self.layout, strategy, config.codec, self.transport, config.threads, skip_unused)
         # With `strategy="auto"` the one that was chosen, the same on all learners.
-        self.strategy = self.exchange.strategy
+        self.strategy = cast(Strategy, self.exchange.strategy)
         # The learners have found that their layouts are the same.
         self.transport.longest_message = longest_message(self.layout.elements, self.layout.treatments, self.learners)
         if self._in_place:
             self.path = Path(self.exchange)
         else:
             self.path = SelectionPath(self.exchange, self.layout, self.device, config.soft_threshold, skip_unused)
+
+    def _grow_bins(self) -> None:
+        """In the warm-up: goes on with longer bins, and with all residuals, when it is time."""
+        step = self.exchange.step
+        if self.config.matrix_at(step) != self._matrix:
+            self.path.to_host()
+            state, self._matrix = self.exchange.save(), self.config.matrix_at(step)
+            self.layout = Layout(self._shapes, **self.config.policy(step))
+            self.connect(self.strategy)
+            self.exchange.load([state])
+            self.path.to_device()
 
     def set_mode(self, config: Config) -> None:
         """Takes over another mode, from the next step on, if all learners do."""
@@ -182,6 +194,8 @@ class Runtime:
                 self.counts.plain += 1
                 self._log()
                 return
+            if compress and self.config.bin_warm_up:
+                self._grow_bins()
             self._last_layers = None if compress else self.exchange.statistics()
             self._sent_before, self._dense_bytes = self.transport.sent, 0
             loss_scale = self.config.loss_scale()

@@ -94,6 +94,10 @@ class Transport:
         """Counts the rounds that follow from 0 again."""
         self._position = 0
 
+    def begin_aside(self) -> None:
+        """The rounds that follow are not of a step."""
+        self._position = NO_STEP
+
     def start_all_gather(self, message: bytes) -> None:
         self._start([message], True)
 
