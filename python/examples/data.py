@@ -1,19 +1,45 @@
-"""MNIST and CIFAR10 from the files that everybody has."""
+"""Digits that are drawn here, and MNIST from the files that everybody has."""
 
 import gzip
-import json
-import os
 import sys
 from pathlib import Path
 
 import numpy
 import torch
+from torch.nn.functional import affine_grid, grid_sample
+
+# Ten digits, five pixels wide and seven high.
+DIGITS = (
+    "01110 10001 10011 10101 11001 10001 01110",
+    "00100 01100 00100 00100 00100 00100 01110",
+    "01110 10001 00001 00010 00100 01000 11111",
+    "11111 00010 00100 00010 00001 10001 01110",
+    "00010 00110 01010 10010 11111 00010 00010",
+    "11111 10000 11110 00001 00001 10001 01110",
+    "00110 01000 10000 11110 10001 10001 01110",
+    "11111 00001 00010 00100 01000 01000 01000",
+    "01110 10001 10001 01110 10001 10001 01110",
+    "01110 10001 10001 01111 00001 00010 01100",
+)
 
 
-def folder_of(name):
-    """Where `adacomp data get NAME` puts them."""
-    home = os.environ.get("ADACOMP_DATA") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adacomp"
-    return Path(home) / name
+def drawn(train):
+    """The same as `mnist`, but 6,000 and 1,000 digits that are drawn here: turned, stretched, moved, blurred and with noise."""
+    count = 6000 if train else 1000
+    generator = torch.Generator().manual_seed(1 if train else 2)
+    shapes = torch.tensor([[[int(pixel) for pixel in row] for row in digit.split()] for digit in DIGITS], dtype=torch.float32)
+    labels = torch.randint(0, 10, (count,), generator=generator)
+
+    def uniform(low, high):
+        return torch.empty(count).uniform_(low, high, generator=generator)
+
+    angle, tall, wide, slant = uniform(-0.2, 0.2), uniform(1.1, 1.4), uniform(1.5, 2.0), uniform(-0.2, 0.2)
+    row = torch.stack([wide * angle.cos(), wide * (slant - angle.sin()), uniform(-0.3, 0.3)], 1)
+    column = torch.stack([tall * angle.sin(), tall * angle.cos(), uniform(-0.2, 0.2)], 1)
+    grid = affine_grid(torch.stack([row, column], 1), (count, 1, 28, 28), align_corners=False)
+    images = grid_sample(shapes[labels].unsqueeze(1), grid, align_corners=False)
+    images += 0.2 * torch.randn(images.shape, generator=generator)
+    return images.clamp(0, 1) * 2 - 1, labels
 
 
 def mnist(folder, train):
@@ -30,22 +56,3 @@ def _idx(path, header):
             with opened(candidate, "rb") as file:
                 return numpy.frombuffer(file.read(), numpy.uint8)[header:]
     sys.exit(f"{path} is missing: put MNIST's four idx files there, or run `adacomp data get mnist`")
-
-
-def cifar10(folder, train):
-    """The same from CIFAR-10's binary files, or from the pictures that `adacomp data get cifar10` brings."""
-    folder = Path(folder)
-    names = [f"data_batch_{number}" for number in range(1, 6)] if train else ["test_batch"]
-    if (folder / f"{names[0]}.bin").exists():
-        rows = numpy.concatenate([numpy.fromfile(folder / f"{name}.bin", numpy.uint8).reshape(-1, 3073) for name in names])
-        labels, images = rows[:, 0], rows[:, 1:].reshape(-1, 3, 32, 32)
-    elif (folder / f"{names[0]}.png").exists():
-        from PIL import Image
-
-        rows = numpy.concatenate([numpy.asarray(Image.open(folder / f"{name}.png").convert("RGB")) for name in names])
-        images = rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
-        labels = numpy.array(json.loads((folder / f"{'train' if train else 'test'}_lables.json").read_text()))
-    else:
-        sys.exit(f"{folder} has no CIFAR-10: put its binary files there, or run `adacomp data get cifar10`")
-    images = torch.from_numpy(images / numpy.float32(127.5) - 1)
-    return images, torch.from_numpy(labels.astype(numpy.int64))

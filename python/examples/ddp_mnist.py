@@ -1,9 +1,10 @@
-"""MNIST on several learners, with one line for AdaComp.
+"""Digits on several learners, with one line for AdaComp.
 
     torchrun --nproc-per-node 2 python/examples/ddp_mnist.py
     torchrun --nproc-per-node 2 python/examples/ddp_mnist.py --mode builtin    # without it
 
-With `--save FOLDER` every learner saves its state after each epoch, and goes on from there if it is started again.
+The digits are drawn by the example; `--data FOLDER` takes MNIST from its idx files. With `--save FOLDER` every learner saves its
+state after each epoch, and goes on from there if it is started again.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from data import folder_of, mnist
+from data import drawn, mnist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -39,7 +40,7 @@ def arguments():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=100, help="samples of a step, over all learners")
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--data", type=Path, default=folder_of("mnist"), help="the folder with MNIST's idx files")
+    parser.add_argument("--data", type=Path, help="the folder with MNIST's idx files; without it, digits are drawn")
     parser.add_argument("--save", type=Path, help="where to save, and to go on from")
     parser.add_argument("--json", action="store_true", help="end with a line of JSON")
     return parser.parse_args()
@@ -53,8 +54,9 @@ def main():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo")
     learner, learners = dist.get_rank(), dist.get_world_size()
-    images, labels = mnist(options.data, train=True)
-    test_images, test_labels = mnist(options.data, train=False)
+    (images, labels), (test_images, test_labels) = (
+        mnist(options.data, train) if options.data else drawn(train) for train in (True, False)
+    )
 
     torch.manual_seed(1)
     ddp = DistributedDataParallel(model())

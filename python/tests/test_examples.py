@@ -53,29 +53,43 @@ def mnist(tmp_path):
 
 
 def test_ddp_mnist(mnist, tmp_path):
+    # As in the quick start, with digits that it draws.
+    builtin = json.loads(torchrun(2, "ddp_mnist.py", "--mode", "builtin", "--epochs", 1, "--json").splitlines()[-1])
     common = ["--data", mnist, "--epochs", 3, "--lr", 0.02, "--json"]
-    builtin = json.loads(torchrun(2, "ddp_mnist.py", "--mode", "builtin", *common).splitlines()[-1])
     output = torchrun(2, "ddp_mnist.py", "--mode", "on", "--save", tmp_path / "saved", *common)
     assert "AdaComp is attached" in output and "compresses with gather" in output
     result = json.loads(output.splitlines()[-1])
     assert result["compression_ratio"] > 40
     # The stand-in is easy, so both learn it.
-    assert builtin["test_error"] < 5 and result["test_error"] < 5
+    assert builtin["test_error"] < 15 and result["test_error"] < 5
     # Goes on from what was saved, with one more epoch.
     more = torchrun(2, "ddp_mnist.py", "--mode", "on", "--save", tmp_path / "saved", *common, "--epochs", 4)
     assert "epoch 4" in more and "epoch 3" not in more
 
 
-def test_lightning_cifar(tmp_path):
-    generator = numpy.random.default_rng(1)
-    for name in [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]:
-        rows = generator.integers(0, 256, (40, 3073)).astype(numpy.uint8)
-        rows[:, 0] %= 10
-        (tmp_path / f"{name}.bin").write_bytes(rows.tobytes())
-    common = ["--data", tmp_path, "--mode", "on", "--batch", 20, "--folder", tmp_path / "runs"]
-    output = torchrun(2, "lightning_cifar.py", "--epochs", 2, *common)
-    assert "test error" in output and "10 compressed" in output, output
-    [checkpoint] = (tmp_path / "runs").rglob("*.ckpt")
+def test_lightning(tmp_path):
+    common = ["--mode", "on", "--folder", tmp_path]
+    output = torchrun(2, "lightning_digits.py", "--epochs", 1, *common)
+    assert "test error" in output and "60 compressed" in output, output
+    [metrics] = tmp_path.rglob("metrics.csv")
+    assert "adacomp/compression_ratio" in metrics.read_text()
+    [checkpoint] = tmp_path.rglob("*.ckpt")
     # On another number of learners.
-    output = torchrun(1, "lightning_cifar.py", "--epochs", 3, "--resume", checkpoint, *common)
-    assert "10 compressed" in output, output
+    output = torchrun(1, "lightning_digits.py", "--epochs", 2, "--resume", checkpoint, *common)
+    assert "120 compressed" in output and "1 learners" in output, output
+
+
+def test_accelerate(tmp_path):
+    common = ["--mode", "on", "--folder", tmp_path]
+    output = torchrun(2, "accelerate_digits.py", "--epochs", 1, *common)
+    assert "test error" in output and "60 compressed" in output, output
+    output = torchrun(2, "accelerate_digits.py", "--epochs", 2, *common)
+    assert "60 compressed" in output, output
+    assert len(list(tmp_path.glob("epoch-*/custom_checkpoint_0.pkl"))) == 2
+
+
+def test_trainer(tmp_path):
+    output = torchrun(2, "trainer_digits.py", "--epochs", 2, "--mode", "on", "--folder", tmp_path)
+    assert "test error" in output and "120 compressed" in output and "'adacomp/compression_ratio'" in output, output
+    saved = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("adacomp-*"))
+    assert saved == [f"checkpoint-{step}/adacomp-0000{learner}-of-00002.pt" for step in (120, 60) for learner in (0, 1)]

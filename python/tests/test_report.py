@@ -1,12 +1,14 @@
 """Proof that it is on."""
 
 import logging
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from learners import on_learners
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from training import STRATEGIES, Net, assert_replicas, attach, logged, make, submit, train
 
@@ -60,6 +62,7 @@ def test_stats_log_and_description(strategy, dtype, tmp_path):
     assert sum(layer["bytes"] for layer in layers.values()) <= last["bytes_sent"]
     assert last["compression_ratio"] == pytest.approx(ring / last["bytes_sent"])
     assert set(last["seconds"]) == {"compress", "encode", "wait", "decode"} and last["seconds"]["compress"] > 0
+    assert 0 < last["held_up"] < 1
 
     events = EventAccumulator(str(tmp_path / f"{dist.get_rank()} of {learners}"))
     events.Reload()
@@ -104,6 +107,8 @@ def test_dense_steps_are_logged_too():
     writer.add_scalar = lambda *scalar: scalars.append(scalar)
     hook.log_to(writer, every=2)
     train(model, 6)
+    with pytest.raises(TypeError, match="object has neither add_scalar, nor"):
+        hook.log_to(object())
     assert [step for name, _, step in scalars if name == "adacomp/compressing"] == [2, 4, 6]
 
 
@@ -116,3 +121,89 @@ def test_layers_are_those_of_the_last_compressed_step():
     hook.mode = "off"
     train(model, 2)
     assert before == hook.stats()["layers"]
+
+
+class WandbRun:
+    """With the signature of ``wandb.Run.log``."""
+
+    def __init__(self):
+        self.lines = []
+
+    def log(self, data, step=None, commit=None):
+        self.lines.append((step, data))
+
+
+class MlflowClient:
+    """With the signature of ``mlflow.log_metrics``, and a ``log`` that is something else."""
+
+    def __init__(self):
+        self.lines = []
+
+    def log_metrics(self, metrics, step=None, synchronous=None):
+        self.lines.append((step, metrics))
+
+    def log(self, name, value):
+        raise AssertionError("that is for one value")
+
+
+@pytest.mark.parametrize("writer", [WandbRun, MlflowClient, "lightning", "accelerate"])
+@on_learners(2)
+def test_scalars_go_to_other_loggers(writer, tmp_path):
+    model = make()
+    hook = attach(model)
+    if writer == "lightning":
+        from lightning.pytorch.loggers import CSVLogger
+
+        own = CSVLogger(tmp_path)
+    elif writer == "accelerate":
+        from accelerate import Accelerator
+
+        own = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
+        own.init_trackers("run")
+    else:
+        own = writer()
+    hook.log_to(own, every=2)
+    with logged() as lines:
+        train(model, 5)
+    assert not lines and hook._runtime.writer is not None, lines
+    if writer == "lightning":
+        own.save()
+        if dist.get_rank() == 0:
+            [rows] = tmp_path.rglob("metrics.csv")
+            assert "adacomp/compression_ratio" in rows.read_text() and len(rows.read_text().splitlines()) == 3
+    elif writer == "accelerate":
+        for tracker in own.trackers:
+            tracker.finish()
+        if dist.get_rank() == 0:
+            assert any(tmp_path.rglob("events*"))
+    else:
+        assert [step for step, _ in own.lines] == [2, 4]
+        assert own.lines[-1][1]["adacomp/compression_ratio"] > 5
+        assert own.lines[-1][1]["adacomp/seconds/held_up"] > 0
+
+
+@on_learners(1)
+def test_stats_take_little_time():
+    """Below a millisecond for 1,000 parameters, and in proportion to their number."""
+    seconds = []
+    for count in (500, 1000, 2000):
+        model = make(lambda count=count: Many(count), bucket_cap_mb=25)
+        hook = attach(model)
+        model(torch.ones(())).backward()
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            stats = hook.stats()
+            times.append(time.perf_counter() - start)
+        assert len(stats["layers"]) == count
+        seconds.append(min(times))
+    assert seconds[1] < 0.001 and seconds[2] < 8 * seconds[0], seconds
+
+
+class Many(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.randn(30, 40)) for _ in range(count)])
+
+    def forward(self, x):
+        return sum((part * x).sum() for part in self.parts)

@@ -2,12 +2,15 @@
 
 import dataclasses
 import logging
+import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from . import report
 from .config import Codec, Config, LocalAdam, Mode, Scale, Strategy, Treatment
@@ -37,6 +40,9 @@ class AdaCompState:
         self._door: DdpDoor | None = None
         self._runtime: Runtime | None = None
         self._to_load: list[Mapping[str, torch.Tensor]] | None = None
+        # Whether the hook has been called, or is sure to be.
+        self._used = [False]
+        weakref.finalize(self, _warn_if_unused, self._used)
 
     @property
     def config(self) -> Config:
@@ -61,7 +67,10 @@ class AdaCompState:
         """Connects the state with its model and the other learners, which all must do the same."""
         if self._runtime is not None:
             raise RuntimeError("the state has a model already; make one for each model")
-        self._door = DdpDoor(ddp_inside(ddp), self._config, self._in_place)
+        model = ddp_inside(ddp)
+        self._door = DdpDoor(model, self._config, self._in_place)
+        if not self._used[0]:
+            _watch(model, self._used)
         self._runtime = self._door.runtime
         if self._runtime.transport.learner == 0:
             logger.info("%s", report.introduction(self._runtime))
@@ -78,7 +87,8 @@ class AdaCompState:
         - ``compression_ratio``: bytes that a dense ring all-reduce of the same steps would have sent, over ``bytes_sent``.
         - ``frame_ratio``: the paper's measure: bytes of dense float32 gradients, sent to the same learners in the same way, over
           ``bytes_sent``.
-        - ``last``: the same for the last compressed step, with ``seconds`` by what they went into.
+        - ``last``: the same for the last compressed step, with ``seconds`` by what they went into and ``held_up``, those from the
+          last bucket to the end of the backward pass.
         - ``layers``: for each parameter name its elements, its treatment, and what it selected and sent in that step.
         """
         return report.stats(self._bound())
@@ -90,6 +100,8 @@ class AdaCompState:
         for the automatic mode, which times steps anew. With ``consolidate`` all learners must call it and all get the same: the
         average of all, of which one copy is enough, and which any number of learners can load.
         """
+        if not consolidate and sys._getframe(1).f_globals.get("__name__") == "accelerate.checkpointing":
+            raise RuntimeError("Accelerate keeps one learner's state only: register_for_checkpointing(hook.consolidated)")
         return self._bound().state_dict(consolidate)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -101,14 +113,27 @@ class AdaCompState:
         else:
             self._runtime.load_state_dict(states)
 
+    @property
+    def consolidated(self) -> "Consolidated":
+        """The hook for those who save one copy of a state for all learners, and who call ``state_dict()`` on all of them, as
+        Accelerate does: ``accelerator.register_for_checkpointing(hook.consolidated)``."""
+        return Consolidated(self)
+
+    def scalars(self) -> dict[str, float]:
+        """Returns numbers for a log by name: whether it compresses, dropped steps, and of the last compressed step bytes, ratios,
+        where its time went, and ``adacomp/seconds/held_up``, for how long the backward pass waited for it at its end."""
+        return report.scalars(self._bound())
+
     def log_to(self, writer: Any, every: int = 50) -> None:
-        """Writes scalars to a TensorBoard ``SummaryWriter`` in each step whose number is a multiple of ``every``."""
+        """Writes scalars in each step whose number is a multiple of ``every``. The writer is a TensorBoard ``SummaryWriter``, or
+        has ``log(numbers, step=)`` as a W&B run, or ``log_metrics(numbers, step=)`` as MLflow and Lightning's loggers."""
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every {every!r}; expected a number of steps, 1 or more")
-        self._bound().writer = (writer, every)
+        self._bound().writer = (report.logger_of(writer), every)
 
     def close(self) -> None:
         """Ends the hook's thread. The model cannot be trained any further after that."""
+        self._used[0] = True
         if self._runtime is not None:
             self._runtime.close()
 
@@ -129,8 +154,51 @@ class AdaCompState:
         return {**self.__dict__, "_door": None, "_runtime": None, "_config": dataclasses.replace(self._config, scaler=None)}
 
 
+class Consolidated:
+    """See :attr:`AdaCompState.consolidated`."""
+
+    def __init__(self, hook: AdaCompState) -> None:
+        self._hook = hook
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._hook.state_dict(consolidate=True)
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._hook.load_state_dict(state)
+
+
+UNUSED = (
+    "an AdaComp state was made, but its hook is never called, so gradients travel dense. Use adacomp.torch.attach(ddp), which "
+    "registers it; Lightning registers hooks on GPUs only, and Accelerate only its own"
+)
+# Forward passes after which a hook must have been called.
+PATIENCE = 3
+
+
+def _warn_if_unused(used: list[bool]) -> None:
+    """At the end of a state, or of the program."""
+    if not used[0]:
+        logger.warning("%s", UNUSED)
+
+
+def _watch(ddp: DistributedDataParallel, used: list[bool]) -> None:
+    """Warns in the first steps if somebody else was to register the hook, and did not."""
+    passes = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += ddp.training and torch.is_grad_enabled() and ddp.require_backward_grad_sync
+        if used[0] or passes > PATIENCE:
+            _warn_if_unused(used)
+            used[0] = True
+            handle.remove()
+
+    handle = ddp.register_forward_pre_hook(count)
+
+
 def adacomp_hook(state: AdaCompState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket: for ``ddp.register_comm_hook(state, adacomp_hook)``, and all that does so."""
+    state._used[0] = True
     state._bound()
     assert state._door is not None
     return state._door.average(bucket)
@@ -162,6 +230,7 @@ def attach(
     # The keywords are the fields of the configuration, by the same names.
     options = {name: value for name, value in locals().items() if name != "ddp"}
     state = AdaCompState(Config(**options))
+    state._used[0] = True
     # First, because it is what may be refused.
     state.bind(ddp)
     try:

@@ -1,7 +1,10 @@
-"""What a hook says of itself: statistics, text, and scalars for TensorBoard."""
+"""What a hook says of itself: statistics, text, and scalars for loggers."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -135,13 +138,36 @@ def _parameters(runtime: Runtime) -> list[str]:
     return lines
 
 
-def log(runtime: Runtime, writer: Any) -> None:
-    """Writes scalars for TensorBoard."""
-    last, step = runtime.counts.last, runtime.counts.steps()
-    writer.add_scalar("adacomp/compressing", float(compressing(runtime)), step)
-    writer.add_scalar("adacomp/dropped_steps", runtime.counts.dropped, step)
-    for key in ("bytes_sent", "compression_ratio", "frame_ratio"):
-        if last.get(key):
-            writer.add_scalar(f"adacomp/{key}", last[key], step)
-    for part, seconds in last.get("seconds", {}).items():
-        writer.add_scalar(f"adacomp/seconds/{part}", seconds, step)
+def scalars(runtime: Runtime) -> dict[str, float]:
+    """Returns what :meth:`AdaCompState.scalars` documents."""
+    last = runtime.counts.last
+    found: dict[str, float | None] = {"compressing": compressing(runtime), "dropped_steps": runtime.counts.dropped}
+    found |= {key: last.get(key) for key in ("bytes_sent", "compression_ratio", "frame_ratio")}
+    seconds = {**last.get("seconds", {}), "held_up": last.get("held_up")}
+    found |= {f"seconds/{part}": value for part, value in seconds.items()}
+    return {f"adacomp/{key}": float(value) for key, value in found.items() if value is not None}
+
+
+def logger_of(writer: Any) -> Callable[[dict[str, float], int], object]:
+    """Returns how a writer takes numbers and the step that they are of: a TensorBoard writer, or whatever has
+    ``log_metrics(numbers, step=)``, as MLflow and Lightning's loggers, or ``log(numbers, step=)``, as W&B and Accelerate."""
+    if callable(add_scalar := getattr(writer, "add_scalar", None)):
+        return lambda numbers, step: [add_scalar(name, value, step) for name, value in numbers.items()]
+    for name in ("log_metrics", "log"):
+        method = getattr(writer, name, None)
+        if callable(method) and _takes_step(method):
+            return functools.partial(_log, method)
+    raise TypeError(f"{type(writer).__name__} has neither add_scalar, nor log_metrics(numbers, step=), nor log(numbers, step=)")
+
+
+def _takes_step(method: Callable[..., object]) -> bool:
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except ValueError:
+        # It is not written in Python.
+        return True
+    return any(each.name == "step" or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def _log(method: Callable[..., object], numbers: dict[str, float], step: int) -> None:
+    method(numbers, step=step)

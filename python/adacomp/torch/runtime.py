@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import struct
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -91,11 +92,12 @@ class Runtime:
         self.is_plain = True
         self._buckets: list[_Bucket] = []
         self._sent_before = self._dense_bytes = 0
+        self._submitted = 0.0
         # Statistics of the last compressed step, where the exchange does not have them any more.
         self._last_layers: dict[str, dict[str, Any]] | None = None
         self._error: BaseException | None = None
         # Where scalars go, and in every how many steps.
-        self.writer: tuple[Any, int] | None = None
+        self.writer: tuple[Callable[[dict[str, float], int], object], int] | None = None
 
     def connect(self, strategy: Strategy) -> None:
         """Begins an exchange with nothing in its residuals. All learners must do the same."""
@@ -151,6 +153,7 @@ class Runtime:
 
     def finish(self) -> None:
         """Ends the step: all buckets have been submitted."""
+        self._submitted = time.perf_counter()
         self._worker.submit(self._finish)
 
     def layer_statistics(self) -> dict[str, dict[str, Any]]:
@@ -238,6 +241,8 @@ class Runtime:
         averaged = self._on_stream(step.finish)
         if isinstance(step, Compressed):
             self.counts.add_compressed(self, self.transport.sent - self._sent_before, self._dense_bytes, averaged)
+            # The backward pass waits from its last bucket to here.
+            self.counts.last["held_up"] = time.perf_counter() - self._submitted
         else:
             self.counts.flush += 1
         self.keeps, self._step = step.keeps, None
@@ -273,10 +278,10 @@ class Runtime:
         if self.writer is None or self.counts.steps() % self.writer[1]:
             return
         try:
-            report.log(self, self.writer[0])
+            self.writer[0](report.scalars(self), self.counts.steps())
         except Exception as error:
             # Training matters more.
-            logger.warning("no more scalars for TensorBoard: %s", error)
+            logger.warning("no more scalars are logged: %s", error)
             self.writer = None
 
     def _on_stream(self, work: Callable[[], T], bucket: _Bucket | None = None) -> T:

@@ -1,0 +1,61 @@
+"""AdaComp for Hugging Face's ``Trainer``, which knows no communication hooks::
+
+    trainer = Trainer(model, args, train_dataset=data)
+    trainer.add_callback(AdaCompCallback(trainer, mode="on"))
+    trainer.train()
+
+With Accelerate alone no callback is needed: attach to what ``prepare`` returns, and
+``accelerator.register_for_checkpointing(hook.consolidated)``.
+"""
+
+import logging
+import os
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from . import trainers
+from .hook import AdaCompState
+
+logger = logging.getLogger("adacomp")
+
+
+class AdaCompCallback(TrainerCallback):
+    """Attaches when training begins, logs with the trainer, and saves into its checkpoints. The options are those of
+    :func:`adacomp.torch.attach`. A second ``train()`` goes on with what the first has left.
+
+    The trainer does not tell callbacks what it resumes from. So if that is not ``checkpoint-STEP`` in the output folder, name it
+    here, too: ``AdaCompCallback(trainer, resume_from=path)``.
+    """
+
+    def __init__(self, trainer: Trainer, *, resume_from: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        self._trainer, self._resume_from = trainer, resume_from
+        self._keeper = trainers.Keeper(options)
+
+    @property
+    def hook(self) -> AdaCompState | None:
+        """What :func:`adacomp.torch.attach` returned; nothing before training, and with one process."""
+        return self._keeper.hook
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._keeper.attach(self._trainer.model_wrapped)
+        if self.hook is not None and state.global_step > 0:
+            folder = self._resume_from or args.resume_from_checkpoint or _folder(args, state)
+            if saved := trainers.load(folder):
+                self.hook.load_state_dict(saved)
+            else:
+                logger.warning(
+                    "%s has no state of AdaComp, so nothing waits to be sent; see AdaCompCallback's resume_from", folder
+                )
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.hook is not None and control.should_log:
+            self._trainer.log(self.hook.scalars())
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.hook is not None:
+            trainers.save(self.hook, _folder(args, state))
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> str:
+    return os.path.join(args.output_dir or ".", f"checkpoint-{state.global_step}")
