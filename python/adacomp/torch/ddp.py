@@ -15,6 +15,11 @@ class DdpDoor:
     """Hands the buckets of a DDP model to a runtime."""
 
     def __init__(self, ddp: DistributedDataParallel, config: Config, in_place: bool | None = None) -> None:
+        if getattr(ddp, "_use_python_reducer", False):
+            raise ValueError(
+                "DDP with optimize_ddp='python_reducer' has no buckets for hooks: set torch._dynamo.config.optimize_ddp = True "
+                "before the model is wrapped"
+            )
         self.group = ddp.process_group
         named, others = parameters(ddp)
         if others and config.local_adam:
