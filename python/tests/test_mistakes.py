@@ -184,3 +184,12 @@ def test_names_are_without_wrappers_also_in_states():
     # As they were saved before names were cleaned.
     plain.load_state_dict({key.replace("residual.", "residual._orig_mod."): values for key, values in mine.items()})
     assert torch.equal(train(model, 2, start=3), train(other, 2, start=3))
+
+
+@on_learners(2)
+def test_patterns_that_match_nothing_are_told():
+    with logged() as lines:
+        attach(make(), names={"fcl.*": "dense", "fc?.weight": 100, "fc[1].weight": 50})
+    told = [line for line in lines if "matches no parameter" in line]
+    assert len(told) == (1 if dist.get_rank() == 0 else 0)
+    assert all("'fcl.*', 'fc[1].weight' matches no parameter; there are conv1.weight" in line for line in told)

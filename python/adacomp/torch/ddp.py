@@ -78,9 +78,10 @@ def plain(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Fu
     return work.get_future().then(lambda future: buffer if buffer.is_complex() else future.value()[0])
 
 
-def ddp_inside(model: torch.nn.Module) -> DistributedDataParallel:
+def ddp_inside(model: object) -> DistributedDataParallel:
     """Returns the DDP model, which may be inside of another, as ``torch.compile`` and trainers make them."""
-    found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    found = [module for module in modules if isinstance(module, DistributedDataParallel)]
     if isinstance(model, DistributedDataParallel) or len(found) == 1:
         return found[0]
     if found:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -63,7 +63,7 @@ class AdaCompState:
             self._runtime.set_mode(config)
         self._config = config
 
-    def bind(self, ddp: torch.nn.Module) -> None:
+    def bind(self, ddp: torch.nn.Module | Callable[..., Any]) -> None:
         """Connects the state with its model and the other learners, which all must do the same."""
         if self._runtime is not None:
             raise RuntimeError("the state has a model already; make one for each model")
@@ -74,6 +74,8 @@ class AdaCompState:
         self._runtime = self._door.runtime
         if self._runtime.transport.learner == 0:
             logger.info("%s", report.introduction(self._runtime))
+            if warning := report.unmatched(self._runtime):
+                logger.warning("%s", warning)
         if self._to_load is not None:
             states, self._to_load = self._to_load, None
             self._runtime.load_state_dict(states)
@@ -205,7 +207,8 @@ def adacomp_hook(state: AdaCompState, bucket: dist.GradBucket) -> torch.futures.
 
 
 def attach(
-    ddp: torch.nn.Module,
+    # What `torch.compile` returns is annotated as a callable.
+    ddp: torch.nn.Module | Callable[..., Any],
     *,
     mode: Mode = "auto",
     strategy: Strategy = "auto",

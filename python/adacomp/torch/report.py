@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,6 +102,15 @@ def introduction(runtime: Runtime) -> str:
     config = runtime.config
     attached = f"AdaComp is attached: mode {config.mode}, {runtime.strategy} between {runtime.learners} learners"
     return "; ".join([attached, *_parameters(runtime)])
+
+
+def unmatched(runtime: Runtime) -> str | None:
+    """Returns a warning if patterns of names match no parameter, which is most often a mistake in writing."""
+    names = [*runtime.layout.names, *runtime.others]
+    # The native side knows `*` and `?` only.
+    patterns = {pattern: pattern.replace("[", "[[]") for pattern in runtime.config.names or ()}
+    useless = [repr(pattern) for pattern, form in patterns.items() if not any(fnmatchcase(name, form) for name in names)]
+    return f"names: {', '.join(useless)} matches no parameter; there are {', '.join(names[:5])}, ..." if useless else None
 
 
 def summary(runtime: Runtime) -> str:
