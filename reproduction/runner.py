@@ -62,8 +62,10 @@ def command_of(run: Run, folder: Path) -> list[str]:
     if run["trainer"] == "pytorch":
         return [sys.executable, "-m", "reproduction.trainer", *run.arguments(), "--out", str(folder)]
     folder /= "run"
+    # A run that names no strategy has the paper's, as in the trainer; the program would choose one.
+    strategy = [] if run["strategy"] else ["--strategy", "gather"]
     # A run that was stopped in its first epoch has a folder, but no checkpoint to go on from.
-    resume = ["--resume"] if any(folder.glob("checkpoint-*")) else [*run.arguments(), "--out"]
+    resume = ["--resume"] if any(folder.glob("checkpoint-*")) else [*run.arguments(), *strategy, "--out"]
     return [str(PROGRAM), "train", *resume, str(folder), "--threads", "1", "--json"]
 
 

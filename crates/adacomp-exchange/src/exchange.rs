@@ -23,7 +23,8 @@ pub struct Options {
     pub strategy: Strategy,
     /// The codec of frames; only `gather` sends frames.
     pub codec: Codec,
-    /// The number of threads on which each learner compresses its large tensors. The result is the same to the bit.
+    /// The number of threads on which each learner compresses its large tensors, and with `gather` averages all learners' frames.
+    /// The result is the same to the bit.
     pub threads: usize,
     /// With `sharded`: by what the length of bins is divided for owners. They then send about that many times more, and
     /// keep less waiting.

@@ -8,6 +8,7 @@ mod common;
 use adacomp::{Averager, Codec, Compressor, FrameWriter, Header, Kernel, Outcome, Packet, Sending, Sparse};
 use common::{Gradients, Random, flag, layout, median, time};
 use std::hint::black_box;
+use std::sync::Arc;
 
 /// Steps that bring the residual into its steady state.
 const WARM_UP: usize = 12;
@@ -25,6 +26,7 @@ fn main() {
         for bin in [500, 50] {
             wire(bin, length, rounds);
         }
+        many_frames(length, rounds.min(31));
     }
 }
 
@@ -88,6 +90,49 @@ fn wire(bin: u32, length: usize, rounds: usize) {
     }
     report("encode", "scalar", bin, length, &encodes[WARM_UP..]);
     report("average", "scalar", bin, length, &averages[WARM_UP..]);
+}
+
+/// Averaging the frames of 128 learners at 1% density, on one thread and on two.
+fn many_frames(length: usize, rounds: usize) {
+    const LEARNERS: usize = 128;
+    let layout = Arc::new(layout(length, 500));
+    let mut random = Random::new(5);
+    let frames = (0..LEARNERS).map(|learner| {
+        let selected = random.selection(length, 0.01);
+        let header = Header {
+            codec: Codec::Rice,
+            non_finite: false,
+            fingerprint: layout.fingerprint(),
+            step: 0,
+            learner,
+        };
+        let mut bytes = Vec::new();
+        let mut writer = FrameWriter::new(&header, &layout, &mut bytes);
+        writer.section(0, Packet::Sparse(Sparse { values: [0.5, -0.5], selected: &selected }));
+        writer.finish();
+        bytes
+    });
+    let frames: Vec<_> = frames.collect();
+    let (mut residual, gradient, mut output) = (vec![0.0; length], vec![1.0; length], vec![0.0; length]);
+    let mut averagers = [1, 2].map(|threads| Averager::new(layout.clone()).with_threads(threads));
+    let mut samples = [const { Vec::new() }; 3];
+    for _ in 0..2 + rounds {
+        samples[0].push(time(|| limit(black_box(&mut residual), black_box(&gradient))));
+        for (averager, samples) in averagers.iter_mut().zip(&mut samples[1..]) {
+            samples.push(time(|| {
+                let outcome = averager.average(0, black_box(&frames), &mut [&mut output]);
+                assert_eq!(outcome, Ok(Outcome::Averaged));
+            }));
+        }
+    }
+    let [limit, one, two] = samples.map(|samples| median(samples[2..].iter().copied()));
+    println!(
+        r#"{{"op": "average 128 frames", "len": {length}, "ratio_to_limit": {:.2}, "two_threads_over_one": {:.3}, "limit_ms": {:.4}, "time_ms": {:.4}}}"#,
+        one / limit,
+        two / one,
+        1e3 * limit,
+        1e3 * one
+    );
 }
 
 /// Prints the medians of samples: seconds of the limit and of the work, and selected elements.

@@ -1,20 +1,24 @@
 //! Averages the frames of all learners.
 
 use crate::error::AverageError;
-use crate::kernel::{Output, largest, write_blocks};
+use crate::kernel::{BLOCK, Output, largest, write_blocks};
 use crate::policy::Layout;
-use crate::wire::{Adder, Frame};
+use crate::wire::Frame;
 use std::sync::Arc;
 
-/// Averages the frames of a step. It keeps its memory from step to step: the bytes of the frames, and little more.
+/// The fewest bytes of frames for a thread. To read and add them up takes about twice as long as starting it.
+const WORTH_A_THREAD: usize = 1 << 17;
+
+/// Averages the frames of a step. It keeps its memory from step to step: what is in the frames, and little more.
 #[derive(Debug, Clone)]
 pub struct Averager {
     layout: Arc<Layout>,
     frames: Vec<Frame>,
     /// Whether the frames can be averaged.
     ready: bool,
-    /// The memory of what adds up the layer that is being written; empty in between.
-    adders: Vec<Adder<'static>>,
+    threads: usize,
+    /// Bytes of the frames.
+    bytes: usize,
 }
 
 /// What became of a step.
@@ -34,7 +38,13 @@ pub enum Outcome {
 impl Averager {
     /// Creates an averager for frames of this layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
-        Self { layout: layout.into(), frames: Vec::new(), ready: false, adders: Vec::new() }
+        Self { layout: layout.into(), frames: Vec::new(), ready: false, threads: 1, bytes: 0 }
+    }
+
+    /// Reads many frames, and writes long outputs, on up to this number of threads. The result is the same to the bit.
+    pub fn with_threads(mut self, threads: usize) -> Self {
+        self.threads = threads.max(1);
+        self
     }
 
     /// Averages the frames of learners 0, 1, ... of one step into `output`, which has a slice for each layer.
@@ -68,11 +78,16 @@ impl Averager {
         layers: &[usize],
     ) -> Result<Outcome, AverageError> {
         self.ready = false;
+        if frames.is_empty() {
+            return Err(AverageError::Empty);
+        }
         self.frames.resize_with(frames.len(), Frame::default);
-        let mut non_finite = None;
-        for (learner, (frame, bytes)) in self.frames.iter_mut().zip(frames).enumerate() {
+        self.bytes = frames.iter().map(|frame| frame.as_ref().len()).sum();
+        let threads = self.threads_for(0);
+        let layout = &self.layout;
+        let read = |learner: usize, frame: &mut Frame, bytes: &[u8]| {
             let header = frame
-                .decode_layers(bytes.as_ref(), &self.layout, layers)
+                .decode_layers(bytes, layout, layers)
                 .map_err(|source| AverageError::Frame { learner, source })?;
             if header.learner != learner {
                 return Err(AverageError::Learner { expected: learner, actual: header.learner });
@@ -80,11 +95,23 @@ impl Averager {
             if header.step != step {
                 return Err(AverageError::Step { learner, expected: step, actual: header.step });
             }
-            non_finite = non_finite.or(header.non_finite.then_some(header.learner));
+            Ok(())
+        };
+        let numbered = (0..).zip(&mut self.frames).zip(frames);
+        let mut numbered = numbered.map(|((learner, frame), bytes)| (learner, frame, bytes.as_ref()));
+        if threads == 1 {
+            numbered.try_for_each(|(learner, frame, bytes)| read(learner, frame, bytes))?;
+        } else {
+            let mut all: Vec<_> = numbered.collect();
+            let parts = all.chunks_mut(frames.len().div_ceil(threads)).collect();
+            let ends = on_threads(parts, |part| {
+                part.iter_mut().try_for_each(|(learner, frame, bytes)| read(*learner, frame, bytes))
+            });
+            // The first frame that is bad is told.
+            ends.into_iter().collect::<Result<(), _>>()?;
         }
-        if frames.is_empty() {
-            return Err(AverageError::Empty);
-        }
+        let headers = self.frames.iter().filter_map(Frame::header);
+        let mut non_finite = headers.filter(|header| header.non_finite).map(|header| header.learner).next();
         if non_finite.is_none() && (0..layers.len()).any(|position| self.overflows(position)) {
             // All learners find the same, so the first is named.
             non_finite = Some(0);
@@ -103,8 +130,15 @@ impl Averager {
         // Learners may have selected different elements, so only the sum itself tells.
         let layer = self.frames[0].sections().nth(position).map_or(0, |section| section.layer);
         let mut sum = vec![0.0; self.layout[layer].elements()];
-        self.frames.iter().for_each(|frame| frame.adder(position).add_block(0, &mut sum));
+        for (block, sums) in sum.chunks_mut(BLOCK).enumerate() {
+            self.frames.iter().for_each(|frame| frame.add_block(position, block, sums));
+        }
         !largest(sum.into_iter()).is_finite()
+    }
+
+    /// Returns how many threads are worth starting, to write this number of elements or to read the frames.
+    fn threads_for(&self, elements: usize) -> usize {
+        self.threads.min((self.bytes + elements / 8) / WORTH_A_THREAD).max(1)
     }
 
     /// Returns learner, layer and bytes of each section of the frames that were checked last, if they can be averaged.
@@ -117,7 +151,7 @@ impl Averager {
 
     /// Writes the average of the frames that were checked last: the second half of [`Averager::average`]. `output` has a
     /// slice for each of their layers, in the same order.
-    pub fn write(&mut self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
+    pub fn write(&self, output: &mut [&mut [f32]]) -> Result<(), AverageError> {
         self.check_output(output.iter().map(|slice| slice.len()))?;
         self.write_all(output.iter_mut().map(|slice| Output::Dense(slice)));
         Ok(())
@@ -125,7 +159,7 @@ impl Averager {
 
     /// Does the same with any kind of output.
     #[doc(hidden)]
-    pub fn write_to(&mut self, output: &mut [Output<'_>]) -> Result<(), AverageError> {
+    pub fn write_to(&self, output: &mut [Output<'_>]) -> Result<(), AverageError> {
         self.check_output(output.iter().map(Output::elements))?;
         self.write_all(output.iter_mut().map(Output::reborrow));
         Ok(())
@@ -144,16 +178,44 @@ impl Averager {
         Ok(())
     }
 
-    fn write_all<'o>(&mut self, outputs: impl Iterator<Item = Output<'o>>) {
-        let share = 1.0 / self.frames.len() as f32;
-        let mut adders = Adder::reuse(std::mem::take(&mut self.adders));
-        for (position, mut output) in outputs.enumerate() {
-            adders.clear();
-            adders.extend(self.frames.iter().map(|frame| frame.adder(position)));
-            write_blocks(&mut output, share, |start, sum| {
-                adders.iter_mut().for_each(|adder| adder.add_block(start, sum));
+    fn write_all<'o>(&self, outputs: impl ExactSizeIterator<Item = Output<'o>>) {
+        let (frames, share) = (&self.frames, 1.0 / self.frames.len() as f32);
+        // Writes a range of the layer at this position, from a block on.
+        let write = |(position, block, mut range): (usize, usize, Output<'_>)| {
+            write_blocks(&mut range, share, |start, sums| {
+                frames.iter().for_each(|frame| frame.add_block(position, block + start / BLOCK, sums));
             });
+        };
+        let sections = frames.first().into_iter().flat_map(Frame::sections);
+        let threads = self.threads_for(sections.map(|section| self.layout[section.layer].elements()).sum());
+        if threads == 1 {
+            return outputs.enumerate().for_each(|(position, output)| write((position, 0, output)));
         }
-        self.adders = Adder::reuse(adders);
+        // A range of each layer for each thread; what is sparse, in turns.
+        let mut parts: Vec<Vec<_>> = (0..threads).map(|_| Vec::with_capacity(outputs.len())).collect();
+        for (position, output) in outputs.enumerate() {
+            match output {
+                Output::Dense(slice) => {
+                    let blocks = slice.len().div_ceil(BLOCK).div_ceil(threads).max(1);
+                    for (number, range) in slice.chunks_mut(blocks * BLOCK).enumerate() {
+                        parts[number].push((position, number * blocks, Output::Dense(range)));
+                    }
+                }
+                sparse => parts[position % threads].push((position, 0, sparse)),
+            }
+        }
+        on_threads(parts, |part| part.into_iter().for_each(write));
     }
+}
+
+/// Does some work for each part, the first on this thread and the others on threads of their own. Returns the results in order.
+fn on_threads<P: Send, R: Send>(parts: Vec<P>, work: impl Fn(P) -> R + Sync) -> Vec<R> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let mut parts = parts.into_iter();
+        let first = parts.next();
+        let others: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
+        let first = first.map(work).into_iter();
+        first.chain(others.into_iter().map(|thread| thread.join().expect("a part does not panic"))).collect()
+    })
 }

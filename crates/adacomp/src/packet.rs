@@ -1,5 +1,6 @@
 //! What one layer sends in one step, in memory.
 
+use crate::kernel::BLOCK;
 use std::ops::Range;
 
 /// One selected element: its index in the tensor, and the sign of what is sent.
@@ -24,6 +25,16 @@ impl Selected {
     /// Returns whether the value is negative.
     pub fn is_negative(self) -> bool {
         self.sign() == 1
+    }
+
+    /// Returns the place in its block, with the sign in the lowest bit.
+    pub(crate) fn place(self) -> u16 {
+        (self.0 & (2 * BLOCK as u32 - 1)) as u16
+    }
+
+    /// Does the reverse.
+    pub(crate) fn at(block: usize, place: u16) -> Self {
+        Self((block * 2 * BLOCK) as u32 | u32::from(place))
     }
 
     /// Returns 0 for positive, 1 for negative.

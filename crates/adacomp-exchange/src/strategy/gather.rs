@@ -31,7 +31,9 @@ impl Rounds for Gather {
         learners: &mut [Learner],
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault> {
-        let averager = self.averager.get_or_insert_with(|| Averager::new(context.layout.clone()));
+        let averager = self.averager.get_or_insert_with(|| {
+            Averager::new(context.layout.clone()).with_threads(context.options.threads)
+        });
         match averager.check_layers(context.step, contents, context.layers).map_err(fault)? {
             Outcome::Averaged => {
                 for (sender, layer, bytes) in averager.sections() {
@@ -46,7 +48,7 @@ impl Rounds for Gather {
     }
 
     fn write(&mut self, _context: &Context<'_>, output: &mut [Output<'_>]) {
-        if let Some(averager) = &mut self.averager {
+        if let Some(averager) = &self.averager {
             averager.write_to(output).expect("the frames and the output have been checked");
         }
     }

@@ -17,6 +17,7 @@ mod testkit;
 
 use crate::packet::Selected;
 use std::fmt;
+pub(crate) use stream::BLOCK;
 pub use stream::{Output, write_blocks};
 
 /// Consecutive bins of one tensor, all of one length.

@@ -34,8 +34,9 @@ impl Output<'_> {
     }
 }
 
-/// Elements that are summed in the nearest cache, so that the output is only written, and only once.
-const BLOCK: usize = 1 << 12;
+/// Elements that are summed in the nearest cache, so that the output is only written, and only once. A place in a block and a sign
+/// take less than 16 bits.
+pub(crate) const BLOCK: usize = 1 << 12;
 
 /// An output from this length on would not stay in the caches until it is used.
 const LARGE: usize = 1 << 20;

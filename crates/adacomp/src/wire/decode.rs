@@ -1,11 +1,11 @@
 //! Reads frames: any bytes give a frame or an error.
 //!
-//! A frame is checked completely and kept as its bytes, which take a quarter of the memory of packets, or less. Learners
-//! add its sections up straight from these bytes, block by block.
+//! A frame is read once, and checked completely while it is read. What it selects is kept by blocks, two bytes an element, which is
+//! half the memory of a packet; all blocks of all frames can then be added up in any order, and on any thread.
 
 use super::{Codec, Header, bits, paper, rice};
 use crate::error::DecodeError;
-use crate::kernel::largest;
+use crate::kernel::{BLOCK, largest};
 use crate::packet::{HighWaterMark, Packet, Selected, Sparse, make_room};
 use crate::policy::{Layout, Treatment};
 use half::f16;
@@ -16,9 +16,13 @@ use std::ops::Range;
 pub struct Frame {
     header: Option<Header>,
     sections: Vec<Checked>,
-    /// The contents of all sections.
-    bytes: Vec<u8>,
-    high_water: HighWaterMark,
+    /// The contents of all dense sections.
+    dense: Vec<u8>,
+    /// The selected elements of all other sections: for each its place in its block of the layer, and its sign in the lowest bit.
+    places: Vec<u16>,
+    /// For each of these sections where its blocks begin among its places, and where the last ends.
+    starts: Vec<u32>,
+    high_water: [HighWaterMark; 2],
 }
 
 /// One layer's part of a frame.
@@ -43,16 +47,24 @@ pub enum Form {
     Selected = 2,
 }
 
-/// A section whose contents are right, and what it takes to read them again.
+/// A section whose contents are right, and where they are.
 #[derive(Debug, Clone)]
 struct Checked {
     section: Section,
-    treatment: Treatment,
-    elements: usize,
-    /// Where its contents are in `Frame::bytes`.
-    contents: Range<usize>,
+    kept: Kept,
     /// The largest magnitude of what it sends.
     largest: f32,
+}
+
+/// Where a frame keeps the contents of a section.
+#[derive(Debug, Clone)]
+enum Kept {
+    /// In `Frame::dense`, in f32.
+    Dense(Range<usize>),
+    /// There, in f16.
+    Half(Range<usize>),
+    /// In `Frame::places` and `Frame::starts`; and what positive and negative elements are sent as.
+    Selected { values: [f32; 2], places: Range<usize>, starts: Range<usize> },
 }
 
 impl Frame {
@@ -69,13 +81,17 @@ impl Frame {
         layers: &[usize],
     ) -> Result<Header, DecodeError> {
         self.sections.clear();
-        self.bytes.clear();
+        self.dense.clear();
+        self.places.clear();
+        self.starts.clear();
         let result = self.read(bytes, layout, layers);
         self.header = result.as_ref().ok().copied();
         if result.is_err() {
             self.sections.clear();
         }
-        self.high_water.count(self.bytes.len(), 0, &mut self.bytes);
+        let [dense, places] = &mut self.high_water;
+        dense.count(self.dense.len(), 0, &mut self.dense);
+        places.count(self.places.len(), 0, &mut self.places);
         result
     }
 
@@ -98,16 +114,52 @@ impl Frame {
                 return Err(DecodeError::Layer { position, expected, actual });
             }
             let (treatment, elements) = (layout[layer].treatment, layout[layer].elements());
-            let start = self.bytes.len();
-            let range = start..start + contents.len();
-            let mut checked = Checked { section, treatment, elements, contents: range, largest: 0.0 };
-            checked.largest = Contents::open(&checked, contents, header.codec)?.check(layer)?;
-            make_room(&mut self.bytes, contents.len());
-            self.bytes.extend_from_slice(contents);
-            self.sections.push(checked);
+            let contents = Contents::open(section, treatment, elements, contents, header.codec)?;
+            let largest = contents.largest();
+            if !largest.is_finite() {
+                return Err(DecodeError::Value { layer });
+            }
+            let kept = self.keep(contents, elements)?;
+            self.sections.push(Checked { section, kept, largest });
             Ok(())
         })?;
         Ok(header)
+    }
+
+    /// Keeps the contents of a section, and checks of selected elements that all of them are right.
+    fn keep(&mut self, contents: Contents<'_>, elements: usize) -> Result<Kept, DecodeError> {
+        let (values, mut selected) = match contents {
+            Contents::Dense(values) => return Ok(Kept::Dense(self.keep_dense(values.as_flattened()))),
+            Contents::Half(values) => return Ok(Kept::Half(self.keep_dense(values.as_flattened()))),
+            Contents::Selected(values, selected) => (values, selected),
+        };
+        let (first, first_start) = (self.places.len(), self.starts.len());
+        let mut some = [Selected::default(); Elements::SOME];
+        while let count @ 1.. = selected.read(&mut some)? {
+            let some = &some[..count];
+            let read = self.places.len() - first;
+            // Blocks that begin here: usually none, or one.
+            for block in self.starts.len() - first_start..=some[count - 1].index() / BLOCK {
+                let before = some.partition_point(|element| element.index() < block * BLOCK);
+                self.starts.push((read + before) as u32);
+            }
+            make_room(&mut self.places, count);
+            self.places.extend(some.iter().map(|element| element.place()));
+        }
+        // Those of the paper's code go on to the end of the section.
+        if let Elements::Rice(codes) = selected {
+            codes.end()?;
+        }
+        let (last, blocks) = (self.places.len(), elements.div_ceil(BLOCK));
+        self.starts.resize(first_start + blocks + 1, (last - first) as u32);
+        Ok(Kept::Selected { values, places: first..last, starts: first_start..self.starts.len() })
+    }
+
+    fn keep_dense(&mut self, bytes: &[u8]) -> Range<usize> {
+        let start = self.dense.len();
+        make_room(&mut self.dense, bytes.len());
+        self.dense.extend_from_slice(bytes);
+        start..self.dense.len()
     }
 
     /// Returns the header of the frame that was read last, unless it was bad.
@@ -133,21 +185,21 @@ impl Frame {
     ) -> Packet<'a> {
         values.clear();
         selected.clear();
-        match self.contents(position) {
-            Contents::Dense(all) => {
-                values.extend(all.iter().map(|value| f32::from_le_bytes(*value)));
+        match &self.sections[position].kept {
+            Kept::Dense(range) => {
+                values.extend(floats(&self.dense[range.clone()]));
                 Packet::Dense(values)
             }
-            Contents::Half(all) => {
-                values.extend(all.iter().map(|value| f16::from_le_bytes(*value).to_f32()));
+            Kept::Half(range) => {
+                values.extend(halves(&self.dense[range.clone()]));
                 Packet::Dense(values)
             }
-            Contents::Selected(values, mut elements) => {
-                let mut some = [Selected::default(); Elements::SOME];
-                while let count @ 1.. = elements.read(&mut some).expect("checked") {
-                    selected.extend_from_slice(&some[..count]);
+            Kept::Selected { values, starts, .. } => {
+                for block in 0..starts.len() - 1 {
+                    let places = self.block(position, block).iter();
+                    selected.extend(places.map(|place| Selected::at(block, *place)));
                 }
-                Packet::Sparse(Sparse { values, selected })
+                Packet::Sparse(Sparse { values: *values, selected })
             }
         }
     }
@@ -157,20 +209,43 @@ impl Frame {
         self.sections[position].largest
     }
 
-    /// Returns what adds up the section at this position.
-    pub(crate) fn adder(&self, position: usize) -> Adder<'_> {
-        Adder {
-            contents: self.contents(position),
-            some: [Selected::default(); Elements::SOME],
-            waiting: 0..0,
+    /// Adds a block of the section at this position to `sums`, which are as long as the block.
+    pub(crate) fn add_block(&self, position: usize, block: usize, sums: &mut [f32]) {
+        let start = block * BLOCK;
+        let part = |range: &Range<usize>, bytes: usize| {
+            &self.dense[range.start + bytes * start..][..bytes * sums.len()]
+        };
+        match &self.sections[position].kept {
+            Kept::Dense(range) => {
+                let values = floats(part(range, 4));
+                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+            }
+            Kept::Half(range) => {
+                let values = halves(part(range, 2));
+                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+            }
+            Kept::Selected { values, .. } => {
+                for place in self.block(position, block) {
+                    sums[usize::from(place >> 1)] += values[usize::from(place & 1)];
+                }
+            }
         }
     }
 
-    fn contents(&self, position: usize) -> Contents<'_> {
-        let checked = &self.sections[position];
-        let codec = self.header.expect("a frame with sections has a header").codec;
-        Contents::open(checked, &self.bytes[checked.contents.clone()], codec).expect("checked")
+    /// Returns the places of the elements of a block.
+    fn block(&self, position: usize, block: usize) -> &[u16] {
+        let Kept::Selected { places, starts, .. } = &self.sections[position].kept else { return &[] };
+        let starts = &self.starts[starts.clone()];
+        &self.places[places.clone()][starts[block] as usize..starts[block + 1] as usize]
     }
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value))
+}
+
+fn halves(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|value| f16::from_le_bytes(*value).to_f32())
 }
 
 /// Reads the header and the sections of a frame whose checksum is right, without the layout. The contents of the sections
@@ -185,50 +260,6 @@ pub fn outline(bytes: &[u8]) -> Result<(Header, Vec<Section>), DecodeError> {
     Ok((header, sections))
 }
 
-/// Adds up a section of a frame, block by block from its start.
-#[derive(Debug, Clone)]
-pub(crate) struct Adder<'a> {
-    contents: Contents<'a>,
-    /// Elements that have been read.
-    some: [Selected; Elements::SOME],
-    /// Which of them have not been added.
-    waiting: Range<usize>,
-}
-
-impl Adder<'_> {
-    /// Reuses the memory of adders of one frame for those of another.
-    pub(crate) fn reuse<'a>(mut adders: Vec<Self>) -> Vec<Adder<'a>> {
-        adders.clear();
-        adders.into_iter().map(|_| unreachable!("there are none")).collect()
-    }
-
-    /// Adds the elements from `start` on for which `block` has room, where the block before has ended.
-    pub(crate) fn add_block(&mut self, start: usize, block: &mut [f32]) {
-        let end = start + block.len();
-        match &mut self.contents {
-            Contents::Dense(values) => {
-                let values = values[start..end].iter().map(|value| f32::from_le_bytes(*value));
-                block.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-            }
-            Contents::Half(values) => {
-                let values = values[start..end].iter().map(|value| f16::from_le_bytes(*value).to_f32());
-                block.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-            }
-            Contents::Selected(values, elements) => loop {
-                for element in &self.some[self.waiting.clone()] {
-                    let Some(sum) = block.get_mut(element.index() - start) else { return };
-                    *sum += values[element.sign()];
-                    self.waiting.start += 1;
-                }
-                self.waiting = 0..elements.read(&mut self.some).expect("checked");
-                if self.waiting.is_empty() {
-                    return;
-                }
-            },
-        }
-    }
-}
-
 /// The contents of a section of the right form and length.
 #[derive(Debug, Clone)]
 enum Contents<'a> {
@@ -241,8 +272,13 @@ enum Contents<'a> {
 }
 
 impl<'a> Contents<'a> {
-    fn open(section: &Checked, bytes: &'a [u8], codec: Codec) -> Result<Self, DecodeError> {
-        let &Checked { section: Section { layer, form, .. }, treatment, elements, .. } = section;
+    fn open(
+        Section { layer, form, .. }: Section,
+        treatment: Treatment,
+        elements: usize,
+        bytes: &'a [u8],
+        codec: Codec,
+    ) -> Result<Self, DecodeError> {
         match form {
             Form::Dense if treatment != Treatment::Half => Ok(Self::Dense(values(bytes, layer, elements)?)),
             Form::Half if treatment == Treatment::Half => Ok(Self::Half(values(bytes, layer, elements)?)),
@@ -260,22 +296,13 @@ impl<'a> Contents<'a> {
         }
     }
 
-    /// Checks that all of it is right. Returns the largest magnitude of its values.
-    fn check(self, layer: usize) -> Result<f32, DecodeError> {
-        let largest = match self {
-            Self::Dense(values) => largest(values.iter().map(|value| f32::from_le_bytes(*value))),
-            Self::Half(values) => largest(values.iter().map(|value| f16::from_le_bytes(*value).to_f32())),
-            Self::Selected(values, mut elements) => {
-                let mut some = [Selected::default(); Elements::SOME];
-                while elements.read(&mut some)? > 0 {}
-                // Those of the paper's code go on to the end of the section.
-                if let Elements::Rice(codes) = elements {
-                    codes.end()?;
-                }
-                largest(values.into_iter())
-            }
-        };
-        if largest.is_finite() { Ok(largest) } else { Err(DecodeError::Value { layer }) }
+    /// Returns the largest magnitude of its values; NaN or infinity if one of them is not finite.
+    fn largest(&self) -> f32 {
+        match self {
+            Self::Dense(values) => largest(floats(values.as_flattened())),
+            Self::Half(values) => largest(halves(values.as_flattened())),
+            Self::Selected(values, _) => largest(values.iter().copied()),
+        }
     }
 }
 

@@ -8,7 +8,6 @@ mod decode;
 mod paper;
 pub(crate) mod rice;
 
-pub(crate) use decode::Adder;
 pub use decode::{Form, Frame, Section, outline};
 
 use crate::error::{DecodeError, UnknownName};

@@ -1,7 +1,10 @@
 //! The frames of all learners into one gradient.
 
 use crate::support::{Random, gradients, named, one_layer, sent, small_model};
-use adacomp::{AverageError, Averager, Codec, Compressor, DecodeError, Outcome, Policy};
+use adacomp::{
+    AverageError, Averager, Codec, Compressor, DecodeError, Kind, Outcome, Parameter, Policy, Treatment,
+};
+use std::sync::Arc;
 
 fn frames(learners: usize, step: u64, codec: Codec) -> (Vec<Compressor>, Vec<Vec<u8>>) {
     let layout = small_model(Policy::adacomp());
@@ -67,6 +70,41 @@ fn averages_of_long_layers_are_what_was_sent() {
                 compressors.iter_mut().for_each(|compressor| compressor.commit().unwrap());
             }
         }
+    }
+}
+
+/// With layers of all kinds, long and short ones, and with errors, which are those of the first bad frame.
+#[test]
+fn threads_give_the_same_bits() {
+    let small_bins = Policy::adacomp().for_kind(Kind::Matrix, Treatment::Bins(2));
+    for policy in [small_bins, Policy::top_k(30.0), Policy::half(), Policy::dense()] {
+        let parameters = [("long", 900_001), ("short", 1500), ("odd", 140_003), ("vector", 40)];
+        let parameters = parameters.map(|(name, elements)| Parameter::new(name, &[1, elements]));
+        let layout = Arc::new(policy.layout(parameters).unwrap());
+        let mut random = Random(3);
+        let mut frames = vec![Vec::new(); 5];
+        for (learner, frame) in frames.iter_mut().enumerate() {
+            let mut compressor = Compressor::new(layout.clone());
+            compressor.compress(&named(&layout, &gradients(&layout, &mut random))).unwrap();
+            compressor.encode(Codec::Rice, learner, 0, frame).unwrap();
+        }
+        // Enough for several threads.
+        assert!(frames.concat().len() > 2 << 17, "{}", frames.concat().len());
+        let average = |threads: usize, frames: &[Vec<u8>]| {
+            let layers = layout.layers().iter();
+            let mut output: Vec<_> = layers.map(|layer| vec![9.0; layer.elements()]).collect();
+            let mut slices: Vec<_> = output.iter_mut().map(Vec::as_mut_slice).collect();
+            let outcome = Averager::new(layout.clone()).with_threads(threads).average(0, frames, &mut slices);
+            (outcome, output.concat().iter().map(|value| value.to_bits()).collect::<Vec<_>>())
+        };
+        let mut bad = frames.clone();
+        bad[1][60] ^= 1;
+        bad[4].clear();
+        for threads in [2, 3, 8] {
+            assert!(average(threads, &frames) == average(1, &frames), "{policy:?} {threads}");
+            assert!(average(threads, &bad) == average(1, &bad), "{policy:?} {threads}");
+        }
+        assert!(matches!(average(2, &bad).0, Err(AverageError::Frame { learner: 1, .. })));
     }
 }
 
