@@ -40,13 +40,12 @@ class AdaCompCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._keeper.attach(self._trainer.model_wrapped)
         if self.hook is not None and state.global_step > 0:
-            folder = self._resume_from or args.resume_from_checkpoint or _folder(args, state)
-            if saved := trainers.load(folder):
+            folders = (self._resume_from, args.resume_from_checkpoint, _folder(args, state))
+            saved = next((found for folder in folders if folder and (found := trainers.load(folder))), None)
+            if saved:
                 self.hook.load_state_dict(saved)
             else:
-                logger.warning(
-                    "%s has no state of AdaComp, so nothing waits to be sent; see AdaCompCallback's resume_from", folder
-                )
+                logger.warning("no state of AdaComp in %s, so nothing waits to be sent; see resume_from", folders[-1])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.hook is not None and control.should_log:
