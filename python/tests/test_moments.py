@@ -5,9 +5,23 @@ import torch
 import torch.distributed as dist
 from learners import learners, on_learners
 from torch.nn.functional import cross_entropy
-from training import PATHS, STRATEGIES, Net, assert_replicas, attach, batch, make, train, weights
+from training import (
+    PATHS,
+    STRATEGIES,
+    Net,
+    assert_replicas,
+    attach,
+    batch,
+    local_gradient,
+    make,
+    mean_over_learners,
+    residual_mean,
+    train,
+    weights,
+)
 
 from adacomp.torch import Config, LocalAdam
+from adacomp.torch.moments import Moments, groups_of
 
 RATE = 0.003
 
@@ -203,3 +217,40 @@ def test_bad_options():
         Config(local_adam=True)
     with pytest.raises(ValueError, match="GradScaler"):
         Config(local_adam=LocalAdam(), scaler=torch.amp.GradScaler("cpu"))
+
+
+@PATHS
+@on_learners(2)
+def test_with_the_optimizer_weights_move_as_far_whenever_an_update_arrives(in_place):
+    """All steps' updates, each times the learning rate of its step, have moved the weights, or wait."""
+    model = make()
+    before, optimizer = weights(model), follower(model)
+    hook = attach(model, in_place, strategy="gather", local_adam=LocalAdam(), optimizer=optimizer)
+    moved, own = 0, Moments()
+    for step in range(8):
+        optimizer.param_groups[0]["lr"] = RATE / 2**step
+        images, labels = batch(step)
+        gradients = local_gradient(model, images, labels).split([parameter.numel() for parameter in model.parameters()])
+        updates = [own.update(number, gradient) for number, gradient in enumerate(gradients)]
+        moved = moved + mean_over_learners(torch.cat(updates)) * optimizer.param_groups[0]["lr"]
+        train(model, 1, optimizer, start=step)
+    assert_replicas(model)
+    found = (before - weights(model)).double() + residual_mean(model, hook).double()
+    assert (moved - found).abs().max() < 1e-6
+
+
+@on_learners(2)
+def test_residuals_with_a_learning_rate_are_told_from_others():
+    model = make()
+    hook = attach(model, local_adam=LocalAdam(), optimizer=follower(model))
+    train(model, 2, follower(model))
+    with pytest.raises(ValueError, match="made otherwise"):
+        attach(make(), local_adam=LocalAdam()).load_state_dict(hook.state_dict())
+
+
+def test_an_optimizer_is_for_local_adam():
+    optimizer = follower(Net())
+    with pytest.raises(ValueError, match="optimizer is for local_adam only"):
+        Config(optimizer=optimizer)
+    with pytest.raises(ValueError, match="lacks 1 parameters"):
+        groups_of(optimizer, [torch.nn.Parameter(torch.zeros(1))])

@@ -58,6 +58,8 @@ class Config:
             Training starts faster, for a few more bytes. Not with ``"sharded"``.
         local_adam: runs Adam on each learner before compression, in all modes, and exchanges its updates. The optimiser is then
             ``torch.optim.SGD`` without momentum. For training in which Adam on compressed gradients lags behind.
+        optimizer: with ``local_adam``, the optimiser whose learning rates updates are multiplied by before they are compressed,
+            not after. What waits then moves weights as far as it would have moved them at once, whatever the schedule does.
     """
 
     mode: Mode = "auto"
@@ -75,6 +77,7 @@ class Config:
     threads: int = 1
     bin_warm_up: int = 0
     local_adam: LocalAdam | None = None
+    optimizer: torch.optim.Optimizer | None = None
 
     def __post_init__(self) -> None:
         for option, choices in (("mode", Mode), ("strategy", Strategy), ("scale", Scale), ("codec", Codec)):
@@ -98,6 +101,10 @@ class Config:
             )
         if self.local_adam is not None and not isinstance(self.local_adam, LocalAdam):
             raise TypeError(f"local_adam is {type(self.local_adam).__name__}; expected adacomp.torch.LocalAdam(...)")
+        if self.optimizer is not None and not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is {type(self.optimizer).__name__}; expected the torch.optim.SGD of the training loop")
+        if self.optimizer is not None and self.local_adam is None:
+            raise ValueError("optimizer is for local_adam only; leave it out")
         if self.local_adam is not None and self.loss_scale() is not None:
             raise ValueError(
                 "local_adam does not go with a GradScaler, whose scale would make Adam's updates overflow; use bfloat16"

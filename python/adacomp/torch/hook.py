@@ -153,7 +153,12 @@ class AdaCompState:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no model: neither has a copied DDP model a hook.
-        return {**self.__dict__, "_door": None, "_runtime": None, "_config": dataclasses.replace(self._config, scaler=None)}
+        return {
+            **self.__dict__,
+            "_door": None,
+            "_runtime": None,
+            "_config": dataclasses.replace(self._config, scaler=None, optimizer=None),
+        }
 
 
 class Consolidated:
@@ -225,6 +230,7 @@ def attach(
     threads: int = 1,
     bin_warm_up: int = 0,
     local_adam: LocalAdam | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> AdaCompState:
     """Makes a ``DistributedDataParallel`` model exchange its gradients by AdaComp; all learners must do the same.
 

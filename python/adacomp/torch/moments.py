@@ -6,7 +6,8 @@ comes first, what is large is what moves weights far. Its moments are those of g
 learners get the average of the updates, which the optimiser only has to apply.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -16,8 +17,9 @@ from .config import LocalAdam
 class Moments:
     """Both moments of one learner's gradient, by the numbers of the parameters, in float32."""
 
-    def __init__(self, rule: LocalAdam | None = None) -> None:
-        self.rule = rule or LocalAdam()
+    def __init__(self, rule: LocalAdam | None = None, groups: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """With the optimiser's group of each parameter, updates travel multiplied by its learning rate."""
+        self.rule, self.groups = rule or LocalAdam(), groups
         # The number of a parameter's gradients so far, and both moments, flat.
         self.kept: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
@@ -36,11 +38,30 @@ class Moments:
         root = (second / (1 - slow_beta**steps)).sqrt_().add_(self.rule.eps)
         return first.div(root).div_(1 - beta**steps)
 
-    def apply(self, parts: Iterable[tuple[int, torch.Tensor]]) -> None:
-        """Turns gradients into updates, in place. An all-zero gradient, of an unused parameter, is left as it is. If any element
-        is NaN or infinite, all become NaN: the others are gradients, not updates, and must not enter the residual."""
+    def apply(self, parts: Iterable[tuple[int, torch.Tensor]], is_plain: bool) -> None:
+        """Turns gradients into updates, in place. In a plain step nothing waits, so they need no learning rate. An all-zero
+        gradient, of an unused parameter, is left as it is. If any element is NaN or infinite, all become NaN: the others are
+        gradients, not updates, and must not enter the residual."""
         for number, gradient in parts:
             if not bool(gradient.isfinite().all()):
                 gradient.fill_(torch.nan)
             elif bool(gradient.any()):
-                gradient.copy_(self.update(number, gradient))
+                gradient.copy_(self.update(number, gradient) * (1.0 if is_plain else self._rate(number)))
+
+    def restore(self, parts: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """Takes the learning rate out of averages, because the optimiser multiplies by it."""
+        for number, average in parts:
+            # At a rate of 0 nothing moves, whatever the average is.
+            average.div_(self._rate(number) or 1.0)
+
+    def _rate(self, number: int) -> float:
+        return 1.0 if self.groups is None else float(self.groups[number]["lr"])
+
+
+def groups_of(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> list[Mapping[str, Any]]:
+    """Returns the optimiser's group of each parameter."""
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    missing = sum(id(parameter) not in groups for parameter in parameters)
+    if missing:
+        raise ValueError(f"the optimizer lacks {missing} parameters of the model; pass the one that trains it")
+    return [groups[id(parameter)] for parameter in parameters]

@@ -22,7 +22,7 @@ from . import report, saved
 from .auto import Auto
 from .config import Config, Strategy
 from .device import Path, SelectionPath
-from .moments import Moments
+from .moments import Moments, groups_of
 from .transport import Transport, Worker, longest_message
 
 if TYPE_CHECKING:
@@ -74,11 +74,13 @@ class Runtime:
         self.learners = self.transport.learners
         self._check_agreement("mode", config.mode)
         self._check_agreement("local_adam", config.local_adam)
+        self._check_agreement("an optimizer", config.optimizer is not None)
         self._skip_unused = skip_unused
         self._in_place = self.device.type == "cpu" if in_place is None else in_place
         self.connect(config.strategy)
         # With `local_adam`: those of this learner's gradient.
-        self.moments = Moments(config.local_adam) if config.local_adam else None
+        groups = groups_of(config.optimizer, self.parameters) if config.optimizer else None
+        self.moments = Moments(config.local_adam, groups) if config.local_adam else None
 
         self.auto: Auto | None = None
         self.configure(config)
@@ -140,7 +142,7 @@ class Runtime:
         """With `local_adam`: turns the gradients of these layers into updates, in place."""
         if self.moments:
             parts = buffer.split([self.parameters[layer].numel() for layer in layers])
-            self.moments.apply(zip(layers, parts))
+            self.moments.apply(zip(layers, parts), self.is_plain)
 
     def submit(self, buffer: torch.Tensor, layers: list[int]) -> torch.futures.Future[Any]:
         """Takes the gradients of these layers, one after the other in a buffer. Returns the future of the buffer, which then has
@@ -252,6 +254,9 @@ class Runtime:
         self._log()
         while self._buckets:
             bucket = self._buckets[0]
+            if self.moments and self.moments.groups:
+                parts = bucket.buffer.split([self.parameters[layer].numel() for layer in bucket.layers])
+                self._on_stream(functools.partial(self.moments.restore, zip(bucket.layers, parts)))
             self._on_stream(functools.partial(bucket.future.set_result, bucket.buffer))
             del self._buckets[0]
 

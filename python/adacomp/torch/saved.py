@@ -21,6 +21,8 @@ CHOICES: tuple[Strategy, ...] = ("gather", "reduce")
 RESIDUAL, OWNER = "residual.", "owner."
 # Those of `local_adam`, by parameter: of how many gradients they are, and both.
 STEPS, FIRST, SECOND = "adam.steps.", "adam.first.", "adam.second."
+# That residuals of updates have the learning rate in them.
+RATE = "adam.rate"
 
 Tensors = Mapping[str, torch.Tensor]
 Arrays = dict[str, NDArray[numpy.float32]]
@@ -129,7 +131,7 @@ def _sum(runtime: Runtime, tensor: torch.Tensor) -> torch.Tensor:
 def _save_moments(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
     """Returns this learner's, or the average of all learners'."""
     assert runtime.moments is not None
-    state = {}
+    state = {RATE: torch.ones(1)} if runtime.moments.groups else {}
     for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters)):
         zeros = torch.zeros(parameter.numel(), dtype=torch.float32)
         count, *both = runtime.moments.kept.get(number) or (0, zeros, zeros)
@@ -150,6 +152,8 @@ def _read_moments(runtime: Runtime, states: Sequence[Tensors]) -> dict[int, tupl
         raise ValueError("the state has Adam's moments: attach with local_adam=adacomp.torch.LocalAdam()")
     if runtime.moments and not found:
         raise ValueError("the state has no moments of Adam, and its residuals are of gradients: attach without local_adam")
+    if runtime.moments and (runtime.moments.groups is None) == any(RATE in state for state in states):
+        raise ValueError("residuals of the state were made otherwise: attach with optimizer=... as when it was saved, or without")
     moments = {}
     for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters) if found else ()):
         for key in (STEPS, FIRST, SECOND):
