@@ -13,11 +13,47 @@ use std::ops::Range;
 
 /// How numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
+pub(crate) enum Format {
     F32,
     F16,
     /// Python has no letter for it: it comes as 16-bit unsigned integers.
     Bf16,
+}
+
+impl Format {
+    /// Reads one of PyTorch's names.
+    pub(crate) fn named(name: &str) -> PyResult<Self> {
+        match name {
+            "float32" => Ok(Self::F32),
+            "float16" => Ok(Self::F16),
+            "bfloat16" => Ok(Self::Bf16),
+            other => Err(refused(format!("format `{other}`; expected float32, float16 or bfloat16"))),
+        }
+    }
+
+    /// Returns whether a value is finite in this format.
+    pub(crate) fn fits(self, value: f32) -> bool {
+        match self {
+            Self::F32 => value.is_finite(),
+            Self::F16 => f16::from_f32(value).is_finite(),
+            Self::Bf16 => bf16::from_f32(value).is_finite(),
+        }
+    }
+
+    /// Returns values in this format, in words of 32 bits; the last may be filled up with zeros.
+    pub(crate) fn words(self, values: &[f32]) -> Vec<u32> {
+        let pairs = |bits: fn(f32) -> u16| {
+            let pair = |pair: &[f32]| {
+                u32::from(bits(pair[0])) | pair.get(1).map_or(0, |value| u32::from(bits(*value)) << 16)
+            };
+            values.chunks(2).map(pair).collect()
+        };
+        match self {
+            Self::F32 => values.iter().map(|value| value.to_bits()).collect(),
+            Self::F16 => pairs(|value| f16::from_f32(value).to_bits()),
+            Self::Bf16 => pairs(|value| bf16::from_f32(value).to_bits()),
+        }
+    }
 }
 
 /// Numbers of some Python object: an array, a memory view, anything that has a buffer. The object cannot free or move them

@@ -5,13 +5,15 @@ use crate::bucket::{Bucket, check_layer};
 use crate::buffers::{Floats, array, check_apart, check_shape, f32_array};
 use crate::compressor::layer_statistics;
 use crate::layout::Layout;
+use crate::selection::{Average, Places, Selection, check_groups};
 use crate::{failed, non_finite, parse, refused};
-use adacomp::{Compressor, SavedBy, Selected};
+use adacomp::{Compressor, SavedBy};
 use adacomp_exchange::{GroupAverage, LearnerState, Options, SendVerdict, StrategyChoice, Transport};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// Arrays by name.
@@ -86,33 +88,72 @@ impl Exchange {
         .map_err(failed)
     }
 
-    /// Begins a bucket of parameters that are submitted one by one.
-    fn begin(&mut self, mut layers: Vec<usize>) -> PyResult<()> {
-        layers.sort();
-        self.exchange.begin_group(&layers).map(drop).map_err(failed)
-    }
-
-    /// Submits one parameter of such a bucket.
-    fn submit_layer(&mut self, py: Python<'_>, layer: usize, gradient: &Bound<'_, PyAny>) -> PyResult<()> {
-        check_layer(self.layout(), layer)?;
-        let gradient = Floats::get(gradient)?;
-        gradient.check_shape(&self.layout()[layer])?;
-        py.detach(|| self.exchange.submit(self.learner, layer, gradient.all())).map_err(failed)
-    }
-
-    /// Submits what was selected of one parameter of such a bucket on another device: bin maxima (float32), and for each selected
-    /// element twice its index, plus one if it is negative (int32), ascending.
+    /// Submits a bucket of which another device has selected, and starts its first round: the numbers of its parameters; for each
+    /// selected element twice its index among the elements of all compressed parameters, plus one if it is negative (int32),
+    /// ascending; the bin maxima of the same parameters (float32), NaN for a bin that is not finite; and the gradients of the
+    /// others.
     fn submit_selection(
         &mut self,
         py: Python<'_>,
-        layer: usize,
-        maxima: PyBuffer<f32>,
+        layers: Vec<usize>,
         selected: PyBuffer<i32>,
+        maxima: PyBuffer<f32>,
+        dense: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let maxima = maxima.to_vec(py)?;
-        let element = |word: i32| Selected::new(word as u32 >> 1, word & 1 == 1);
-        let selected: Vec<Selected> = selected.to_vec(py)?.into_iter().map(element).collect();
-        py.detach(|| self.exchange.submit_selection(self.learner, layer, &maxima, &selected)).map_err(failed)
+        let places = Places::new(self.layout(), &layers)?;
+        let (words, maxima, dense) = (selected.to_vec(py)?, maxima.to_vec(py)?, Floats::get(dense)?);
+        let selection = Selection { places, words, maxima, dense };
+        selection.check()?;
+        py.detach(|| {
+            self.exchange.begin_group(&selection.places.layers())?;
+            let exchange = RefCell::new(&mut self.exchange);
+            selection.submit(
+                |layer, maxima, selected| {
+                    exchange.borrow_mut().submit_selection(self.learner, layer, maxima, selected)
+                },
+                |layer, gradient| exchange.borrow_mut().submit(self.learner, layer, gradient),
+            )
+        })
+        .map_err(failed)
+    }
+
+    /// Ends a step of such buckets, each given by its parameters and its format. Returns the number of a learner whose gradient is
+    /// not finite, or None and the averages: for each bucket 32-bit words (int32), and how many indices and values they have.
+    ///
+    /// The words are the index in the bucket of each element that is not 0, by value; the values (float32); if there are fewer
+    /// values than indices, how many elements have each; the scale of each compressed parameter (float32), and how many elements
+    /// it has sent; and the averages of the other parameters, in the bucket's format.
+    #[allow(clippy::type_complexity, reason = "a tuple for Python")]
+    fn finish_selection<'py>(
+        &mut self,
+        py: Python<'py>,
+        buckets: Vec<(Vec<usize>, String)>,
+    ) -> PyResult<(Option<usize>, Vec<(Bound<'py, PyAny>, usize, usize)>)> {
+        let average = |(layers, format): &(Vec<usize>, String)| {
+            Average::new(Places::new(self.layout(), layers)?, format)
+        };
+        let mut averages = buckets.iter().map(average).collect::<PyResult<Vec<_>>>()?;
+        check_groups(self.exchange.groups(), averages.iter().map(|average| average.places.layers()))?;
+        let loss_scale = self.loss_scale;
+        let verdict = self.verdict(averages.iter().all(Average::is_f32));
+        let outcome = py.detach(|| {
+            let write = |average: GroupAverage<'_>| averages[average.group()].write(average, loss_scale);
+            self.exchange.finish_with(verdict, write)
+        });
+        if let Some(learner) = non_finite(outcome.map_err(failed)?) {
+            return Ok((Some(learner), Vec::new()));
+        }
+        let compressor = self.compressor();
+        let sent = |layer| {
+            let statistics = compressor.layer_statistics(layer);
+            (statistics.scale, statistics.selected)
+        };
+        let words = averages.into_iter().map(|average| {
+            let (words, indices, values) = average.words(sent);
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            Ok((array(py, &bytes, "int32")?, indices, values))
+        });
+        Ok((None, words.collect::<PyResult<Vec<_>>>()?))
     }
 
     /// Ends the step: waits for all learners and writes the averaged gradient into the buckets, in the order in which they were
@@ -127,16 +168,10 @@ impl Exchange {
         let bucket =
             |(bucket, layers): &(_, Vec<usize>)| Bucket::new(Floats::get_mut(bucket)?, layout, layers);
         let mut buckets = buckets.iter().map(bucket).collect::<PyResult<Vec<_>>>()?;
-        if !self.exchange.groups().eq(buckets.iter().map(Bucket::layers)) {
-            return Err(refused("not all buckets of the step, as they were given"));
-        }
+        check_groups(self.exchange.groups(), buckets.iter().map(Bucket::layers))?;
         check_apart(buckets.iter().map(|bucket| &bucket.values))?;
+        let verdict = self.verdict(buckets.iter().all(|bucket| bucket.values.f32().is_ok()));
         let (scratch, loss_scale) = (&mut self.scratch, self.loss_scale);
-        // An average always fits f32.
-        let verdict = match loss_scale == 1.0 && buckets.iter().all(|bucket| bucket.values.f32().is_ok()) {
-            true => SendVerdict::BeforeWriting,
-            false => SendVerdict::AfterWriting,
-        };
         let outcome = py.detach(|| {
             let write =
                 |average: GroupAverage<'_>| buckets[average.group()].write(average, loss_scale, scratch);
@@ -251,12 +286,6 @@ impl Exchange {
         Ok(all)
     }
 
-    /// Returns the scale that a parameter was sent as in the last step.
-    fn scale(&mut self, layer: usize) -> PyResult<f32> {
-        check_layer(self.layout(), layer)?;
-        Ok(self.compressor().layer_statistics(layer).scale)
-    }
-
     /// Returns where the time of the last step went: compress, encode, wait, decode.
     fn seconds(&self) -> (f64, f64, f64, f64) {
         let seconds = self.exchange.seconds();
@@ -267,6 +296,14 @@ impl Exchange {
 impl Exchange {
     fn layout(&self) -> &adacomp::Layout {
         self.exchange.layout()
+    }
+
+    /// Returns when the verdict of a step can be sent whose buckets are all f32, or not. An average always fits f32.
+    fn verdict(&self, all_f32: bool) -> SendVerdict {
+        match all_f32 && self.loss_scale == 1.0 {
+            true => SendVerdict::BeforeWriting,
+            false => SendVerdict::AfterWriting,
+        }
     }
 
     fn compressor(&mut self) -> &mut Compressor {

@@ -7,6 +7,7 @@ mod compressor;
 mod exchange;
 mod layout;
 mod learners;
+mod selection;
 
 use adacomp::{Outcome, UnknownName};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};

@@ -179,11 +179,9 @@ def test_outputs_and_buckets_have_the_layouts_shapes_too():
     learners = Learners(layout, 1)
     learners.submit(0, [numpy.ones((50, 40), "f")])
     exchange = Exchange(layout, "gather", "rice", Echo())
-    exchange.begin([0])
     ways = (
         lambda buffer: average(layout, 0, [frame], {"w": buffer}),
         lambda buffer: learners.finish([buffer]),
-        lambda buffer: exchange.submit_layer(0, buffer),
     )
     for buffer, told in ((transposed, "C order"), (swapped, "shape")):
         for way in ways:
