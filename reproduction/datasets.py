@@ -1,20 +1,18 @@
 """Data as the program has it, from where `adacomp data get` puts it."""
 
-import importlib
-import sys
+import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from reproduction import ROOT
 from reproduction.speech import Speech
-
-# The readers of the examples.
-sys.path.insert(0, str(ROOT / "python" / "examples"))
-files = importlib.import_module("data")
 
 Batch = tuple[Tensor, Tensor]
 
@@ -91,10 +89,38 @@ class Text:
         return rows[:, :-1], rows[:, 1:]
 
 
+def folder_of(name: str) -> Path:
+    """Returns where `adacomp data get NAME` puts data."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("ADACOMP_DATA") or cache / "adacomp") / name
+
+
+def mnist(folder: Path, train: bool) -> Batch:
+    """Returns images from -1 to 1, and labels, from idx files."""
+    part = "train" if train else "t10k"
+    images = numpy.fromfile(folder / f"{part}-images-idx3-ubyte", numpy.uint8)[16:].reshape(-1, 1, 28, 28)
+    return samples(images, numpy.fromfile(folder / f"{part}-labels-idx1-ubyte", numpy.uint8)[8:])
+
+
+def cifar10(folder: Path, train: bool) -> Batch:
+    """Returns the same from CIFAR-10's binary files, or from the pictures that `adacomp data get cifar10` brings, one a row."""
+    names = [f"data_batch_{number}" for number in range(1, 6)] if train else ["test_batch"]
+    if (folder / f"{names[0]}.bin").exists():
+        rows = numpy.concatenate([numpy.fromfile(folder / f"{name}.bin", numpy.uint8).reshape(-1, 3073) for name in names])
+        return samples(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0])
+    rows = numpy.concatenate([numpy.asarray(Image.open(folder / f"{name}.png").convert("RGB")) for name in names])
+    labels = json.loads((folder / f"{'train' if train else 'test'}_lables.json").read_text())
+    return samples(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2), numpy.array(labels))
+
+
+def samples(images: NDArray[numpy.uint8], labels: NDArray[Any]) -> Batch:
+    return torch.from_numpy(images / numpy.float32(127.5) - 1), torch.from_numpy(labels.astype(numpy.int64))
+
+
 def load(name: str, augment: bool, length: int, side: int | None) -> Pictures | Text | Speech:
-    folder = files.folder_of(name)
+    folder = folder_of(name)
     if name == "shakespeare":
         return Text(folder, length)
     if name == "speech":
         return Speech(folder)
-    return Pictures({"mnist": files.mnist, "cifar10": files.cifar10}[name], folder, augment, side)
+    return Pictures({"mnist": mnist, "cifar10": cifar10}[name], folder, augment, side)
