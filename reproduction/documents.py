@@ -87,35 +87,44 @@ def study_table(study: Study, groups: list[Group]) -> str:
     """Returns a row for each setting of a study, with what differs between them."""
     if not groups:
         return "\nNot measured yet.\n\n"
-    measure = measure_of(groups[0].run["recipe"])
+    column = " or ".join(sorted({measure_of(group.run["recipe"]).name for group in groups}))
     settings = sorted({key for run in study.runs for key in run.without("seed")})
-    settings = [key for key in settings if len({str(run[key]) for run in study.runs}) > 1]
-    dense, rows = best_dense(groups, measure.key), []
+    models = {run["recipe"] for run in study.runs}
+    settings = [key for key in settings if any(varies(key, study, model) for model in models)]
+    settings = ["recipe"] * (len(models) > 1) + settings
+    rows = []
     for group in groups:
-        received = group.mean("bytes_received")
+        measure, received = measure_of(group.run["recipe"]), group.mean("bytes_received")
         row = {key: "" if group.run[key] is None else str(group.run[key]) for key in settings}
-        row[measure.name] = measure.show(group.values(measure.key))
-        row["behind dense"] = measure.behind(dense, group.mean(measure.key)) if group.run["scheme"] != "dense" else ""
+        row[column] = measure.show(group.values(measure.key))
+        dense = best_dense(group, groups, measure.key) if group.run["scheme"] != "dense" else None
+        row["behind dense"] = measure.behind(dense, group.mean(measure.key))
         row |= ratios(group, "matrix", "conv")
         row["bytes received in a step"] = "" if received is None else f"{received:,.0f}"
         rows.append(row)
     return markdown(rows, {"compression ratio", "bytes received in a step"})
 
 
-def best_dense(groups: list[Group], key: str) -> float | None:
-    """Returns the lowest result of dense training, if all runs of a study are of the same model and see the same samples."""
-    if (
-        len({(group.run["recipe"], group.run["epochs"], group.run["minibatch"], group.run["outlier-step"]) for group in groups})
-        > 1
-    ):
-        return None
-    dense = [group.mean(key) for group in groups if group.run["scheme"] == "dense" and group.run["compress"] is None]
+def varies(setting: str, study: Study, model: str) -> bool:
+    """Tells whether runs of a model differ in a setting."""
+    return len({str(run[setting]) for run in study.runs if run["recipe"] == model}) > 1
+
+
+def best_dense(group: Group, groups: list[Group], key: str) -> float | None:
+    """Returns the lowest result of dense training of the same model that saw the same samples."""
+    alike = ("recipe", "side", "epochs", "steps", "minibatch", "outlier-step")
+    dense = [
+        other.mean(key)
+        for other in groups
+        if other.run["scheme"] == "dense" and other.run["compress"] is None and all(other.run[x] == group.run[x] for x in alike)
+    ]
     return min((value for value in dense if value is not None), default=None)
 
 
 def open_runs(studies: list[Study]) -> str:
-    """Returns a line for each run that has no result yet."""
-    lines = [f"- {study.name}: `{run.name}`\n" for study in studies for run in study.runs if run.is_open]
+    """Returns how many runs have no result yet, a line for each study."""
+    counts = [(study, sum(run.is_open for run in study.runs)) for study in studies]
+    lines = [f"- `{study.name}`: {count} of {len(study.runs)} runs\n" for study, count in counts if count]
     return "\n" + "".join(lines or ["None.\n"]) + "\n"
 
 
@@ -199,8 +208,9 @@ def made() -> dict[Path, str]:
             readme = replaced(readme, "main", short_table(groups))
         else:
             part = f"\n{study.about}\n{study_table(study, groups)}"
-        if groups and study.name in PANELS:
-            files[HERE / "figures" / f"{study.name}.svg"] = draw(PANELS[study.name](groups))
+        panels = PANELS[study.name](groups) if groups and study.name in PANELS else []
+        if panels:
+            files[HERE / "figures" / f"{study.name}.svg"] = draw(panels)
             part += f"![Figure of the study {study.name}](figures/{study.name}.svg)\n\n"
         report = replaced(report, study.name, part)
     times = [network_times(network, workload, learners) for workload, learners in network.cases()]

@@ -223,9 +223,13 @@ def flat(groups: list[Group]) -> list[Panel]:
     return [*histories(groups, "", ["test_error"], settings), price]
 
 
+# Schemes that are not this project's.
+OTHERS = {"powersgd", "dgc", "1-bit-adam", "demo", "top-k", "local-selection"}
+
+
 def prices(groups: list[Group]) -> list[Panel]:
-    """Returns what models are judged by, over bytes: a panel for each model, a line for each scheme. Of several learning rates it
-    is the best."""
+    """Returns what models are judged by, over bytes: a panel for each model with results of others' schemes, a line for each
+    scheme. Of several learning rates it is the best."""
     found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for group in groups:
         recipe, scheme = group.run["recipe"], group.run["scheme"]
@@ -241,7 +245,7 @@ def prices(groups: list[Group]) -> list[Panel]:
         title = f"{recipe}\n{TITLES[measure_of(recipe).key]}"
         panel = panels.setdefault(recipe, Panel(title, {}, "bytes sent in a step", True, False))
         panel.lines[name] = sorted(points.values())
-    return list(panels.values())
+    return [panel for panel in panels.values() if panel.lines.keys() & OTHERS]
 
 
 def adam(groups: list[Group]) -> list[Panel]:
