@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 
-from reproduction import clusters, documents, machines, network, runner
+from reproduction import clusters, documents, faults, machines, network, runner
 from reproduction.studies import all_studies, read_results
 
 
@@ -65,6 +65,10 @@ def check_clusters(_: list[str]) -> int:
     return machines.run_inside(["clusters"], clusters.check)
 
 
+def try_faults(_: list[str]) -> int:
+    return machines.run_inside(["faults"], faults.check)
+
+
 CHOICE = "studies and values of settings to choose, as `main mnist-cnn adam`; `at-once=1` for one run at a time"
 MEASURED = "what to measure, as `mlp 2 1gbit` or `memory`; with methods (`gather none`) results are printed only"
 COMMANDS = {
@@ -74,6 +78,7 @@ COMMANDS = {
     "check": (check, "tell whether tables and figures are what the results give", None),
     "network": (bench_network, "measure step times over links of several speeds; as root", MEASURED),
     "clusters": (check_clusters, "try docs/clusters.md on two machines that are network namespaces; as root", None),
+    "faults": (try_faults, "try links that fail, between three such machines; as root", None),
 }
 
 

@@ -2,43 +2,56 @@
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy
 import pytest
+import torch
+from endurance import digest
+from learners import learners
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from training import assert_replicas, attach, residual_mean
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def torchrun(processes, script, *arguments, timeout=150):
+def torchrun(processes, script, *arguments, timeout=150, restarts=0, meanwhile=lambda process: None):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += ["--max-restarts", str(restarts)]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             [*command, EXAMPLES / script, *map(str, arguments)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # Otherwise PyTorch's learners cannot find each other after a restart.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
         try:
+            meanwhile(process)
             process.wait(timeout)
         except subprocess.TimeoutExpired:
+            pass
+        finally:
             # It ends its learners, which are not in its group, and then itself.
             process.terminate()
             process.wait(30)
-        finally:
-            process.kill()
         output.seek(0)
         text = output.read()
     assert process.returncode == 0, f"{script}: {process.returncode}\n{text}"
     return text
 
 
-@pytest.fixture
-def mnist(tmp_path):
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory):
     """Pictures with a bright square whose place is the label."""
+    folder = tmp_path_factory.mktemp("mnist")
     generator = numpy.random.default_rng(1)
     for part, count in (("train", 2000), ("t10k", 500)):
         labels = generator.integers(0, 10, count).astype(numpy.uint8)
@@ -47,24 +60,100 @@ def mnist(tmp_path):
             row, column = divmod(int(label), 4)
             image[8 * row + 2 : 8 * row + 8, 7 * column : 7 * column + 6] += 150
         header = bytes([0, 0, 8, 3]) + b"".join(size.to_bytes(4, "big") for size in images.shape)
-        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + count.to_bytes(4, "big") + labels.tobytes())
-    return tmp_path
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + count.to_bytes(4, "big") + labels.tobytes())
+    return folder
 
 
-def test_ddp_mnist(mnist, tmp_path):
+@pytest.fixture(scope="module")
+def mnist_command(mnist):
+    return ["ddp_mnist.py", "--data", mnist, "--epochs", 3, "--lr", 0.02, "--json", "--save-every", 20]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mnist_command, tmp_path_factory):
+    """Returns what a run of three learners prints, and its checkpoints."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return torchrun(3, *mnist_command, "--mode", "on", "--save", folder), folder
+
+
+def test_ddp_mnist(undisturbed):
     # As in the quick start, with digits that it draws.
     builtin = json.loads(torchrun(2, "ddp_mnist.py", "--mode", "builtin", "--epochs", 1, "--json").splitlines()[-1])
-    common = ["--data", mnist, "--epochs", 3, "--lr", 0.02, "--json"]
-    output = torchrun(2, "ddp_mnist.py", "--mode", "on", "--save", tmp_path / "saved", *common)
-    assert "AdaComp is attached" in output and "compresses with gather" in output
+    output, _ = undisturbed
+    assert "AdaComp is attached" in output and "compresses with" in output
     result = json.loads(output.splitlines()[-1])
     assert result["compression_ratio"] > 40
     # The stand-in is easy, so both learn it.
     assert builtin["test_error"] < 15 and result["test_error"] < 5
-    # Goes on from what was saved, with one more epoch.
-    more = torchrun(2, "ddp_mnist.py", "--mode", "on", "--save", tmp_path / "saved", *common, "--epochs", 4)
-    assert "epoch 4" in more and "epoch 3" not in more
+
+
+def kill_after_the_first_checkpoint(folder):
+    def act(process):
+        end = time.monotonic() + 60
+        while not list(folder.glob("step-*[0-9]")):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.01)
+        first, *_ = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGKILL)
+
+    return act
+
+
+def go_on(folder, data):
+    """Goes on from a checkpoint with another number of learners; returns the mean of all residuals, and trains a step."""
+    import ddp_mnist
+    from data import mnist
+
+    model = DistributedDataParallel(ddp_mnist.model())
+    hook, optimizer = attach(model), torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
+    assert ddp_mnist.load(folder, model, optimizer, hook) == 60
+    mean = residual_mean(model, hook)
+    images, labels = mnist(data, train=True)
+    cross_entropy(model(images[:50]), labels[:50]).backward()
+    optimizer.step()
+    assert_replicas(model)
+    return mean
+
+
+def test_a_killed_learner_is_restarted_and_nothing_is_lost(mnist, mnist_command, undisturbed, tmp_path):
+    kill = kill_after_the_first_checkpoint(tmp_path)
+    output = torchrun(3, *mnist_command, "--mode", "on", "--save", tmp_path, restarts=1, meanwhile=kill)
+    assert "goes on from step" in output
+    # Only the last checkpoint is left, and nothing else.
+    assert [path.name for path in tmp_path.iterdir()] == ["step-60"]
+    # Weights, momentum, and each learner's residuals.
+    names = ["common.pt", "learner-0.pt", "learner-1.pt", "learner-2.pt"]
+    states = [[torch.load(folder / "step-60" / name) for name in names] for folder in (undisturbed[1], tmp_path)]
+    assert digest(states[0]) == digest(states[1])
+    # With one learner fewer.
+    saved, *own = states[1]
+    kept = {name: sum(state["adacomp"][name] for state in own) / 3 for name in own[0]["adacomp"] if name != "adacomp"}
+    flat = [kept.get(f"residual.{name}", torch.zeros_like(values)).flatten() for name, values in saved["model"].items()]
+    for mean in learners(2).run(go_on, tmp_path, mnist):
+        assert mean.any()
+        torch.testing.assert_close(mean, torch.cat(flat))
+
+
+def save_on_a_full_disk(folder):
+    """Stands in for it by a limit for files."""
+    import checkpoint
+
+    state = {"values": torch.ones(50_000)}
+    checkpoint.save(folder, 1, state, state)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
+    with pytest.raises((OSError, RuntimeError)):
+        checkpoint.save(folder, 2, state, state)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    step, common, [own] = checkpoint.load(folder)
+    assert step == 1 and torch.equal(common["values"], own["values"])
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    learners(2).run(save_on_a_full_disk, tmp_path)
+    # What was half written is gone.
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 
 def test_lightning(tmp_path):

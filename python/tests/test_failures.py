@@ -1,12 +1,14 @@
 """No hang, ever: what goes wrong on one learner ends the others with an error, inside the timeout."""
 
 import dataclasses
+import gc
 import inspect
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,80 @@ def test_every_wait_has_a_timeout():
     with Learners(2) as two:
         for where in ("gather", "reduce", "flush", "agreement", "consolidate", "mode"):
             two.run(slow_learner, where)
+
+
+def steps_that_take_time(folder, steps, timeout):
+    """Trains; returns the weights, or what it is told."""
+    model = make()
+    attach(model, timeout=timeout)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for step in range(steps):
+        error = refused(lambda step=step: train(model, 1, optimizer, start=step))
+        if error != "taken":
+            return error
+        Path(folder, f"{dist.get_rank()}-{step}").touch()
+        time.sleep(0.05)
+    return weights(model)
+
+
+def stop_in_training(group, folder, victim):
+    """Sends SIGSTOP to a learner after its third step."""
+    end = time.monotonic() + 60
+    while not Path(folder, f"{victim}-3").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(group.processes[victim].pid, signal.SIGSTOP)
+
+
+def test_a_learner_that_stops_for_less_than_the_timeout_changes_nothing(tmp_path):
+    expected = learners(4).run(steps_that_take_time, tmp_path, 12, 30)
+    (folder := tmp_path / "stopped").mkdir()
+    with Learners(4) as four:
+        four.start(steps_that_take_time, folder, 12, 30)
+        stop_in_training(four, folder, 2)
+        time.sleep(3)
+        os.kill(four.processes[2].pid, signal.SIGCONT)
+        for learner, undisturbed in enumerate(expected):
+            assert torch.equal(four.result(learner), undisturbed)
+
+
+def test_a_learner_that_stops_for_longer_ends_the_others_inside_the_timeout(tmp_path):
+    with Learners(4) as four:
+        four.start(steps_that_take_time, tmp_path, 1000, 3)
+        stop_in_training(four, tmp_path, 2)
+        start = time.monotonic()
+        told = [four.result(learner, timeout=30) for learner in (0, 1, 3)]
+        assert time.monotonic() - start < 10
+        # And itself, when it comes back.
+        os.kill(four.processes[2].pid, signal.SIGCONT)
+        told.append(four.result(2, timeout=30))
+    assert all("AdaComp" in error for error in told), told
+    assert any("a learner has died, hangs, or is slower than 0:00:03" in error for error in told), told
+
+
+def closed_hook():
+    """Learner 0 closes its hook and stays; the other learns of it at once, and then keeps nothing of the model."""
+    model = make()
+    hook = attach(model)
+    train(model, 2)
+    if dist.get_rank() == 0:
+        hook.close()
+    else:
+        start = time.monotonic()
+        error = refused(lambda: train(model, 1))
+        assert "AdaComp" in error and time.monotonic() - start < 10, error
+        hook.close()
+        assert "AdaComp cannot go on" in refused(lambda: train(model, 1))
+        kept = weakref.ref(hook._runtime)
+        del model, hook
+        gc.collect()
+        assert kept() is None
+    dist.barrier()
+
+
+def test_a_hook_that_is_closed_tells_the_others_at_once():
+    with Learners(2) as two:
+        two.run(closed_hook)
 
 
 def disagreement(options, told):

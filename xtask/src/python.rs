@@ -67,6 +67,12 @@ pub(crate) fn tests(job: &Job) -> Result<()> {
     job.run(cmd!(job.sh, "{python} -m pytest -q --durations=10 python/tests"))
 }
 
+/// A minute of training in which learners are killed, and the same without.
+pub(crate) fn endurance(job: &Job) -> Result<()> {
+    let python = interpreter();
+    job.run(cmd!(job.sh, "{python} python/tests/endurance.py --minutes 1"))
+}
+
 /// Builds a wheel from the source distribution, as users without one for their machine would, and uses it in a fresh environment
 /// with nothing of Rust on the path.
 pub(crate) fn source_distribution(job: &Job) -> Result<()> {

@@ -66,7 +66,9 @@ const FULL: &[(Part, Step)] = &[
     (Core, step("fuzzing", Beside, &[], fuzz::briefly)),
     (Documents, step("documentation", Main, &["system packages"], documentation)),
     (Documents, step("readme commands", Main, &[], documents::run_readme)),
+    (Python, step("endurance", Beside, &["wheel"], python::endurance)),
     (Program, step("clusters", Main, &["system packages", "wheel"], clusters)),
+    (Program, step("faults", Main, &["system packages", "wheel"], faults)),
     (Core, step("packages", Main, &["system packages"], release::packages)),
     (Core, step("benchmarks", Main, &[], |job| release::bench(job, true))),
 ];
@@ -188,9 +190,19 @@ fn documentation(job: &Job) -> Result<()> {
 
 /// What docs/clusters.md says, on two machines that are network namespaces.
 fn clusters(job: &Job) -> Result<()> {
+    on_machines(job, "clusters")
+}
+
+/// Links that fail and clocks that jump, on three of these.
+fn faults(job: &Job) -> Result<()> {
+    job.packages(&[("nft", &["nftables"]), ("faketime", &["faketime"])])?;
+    on_machines(job, "faults")
+}
+
+fn on_machines(job: &Job, command: &str) -> Result<()> {
     job.run(cmd!(job.sh, "nice cargo build --bin adacomp {PROGRAM...}"))?;
     let python = python::interpreter();
-    job.run(cmd!(job.sh, "{python} -m reproduction clusters")).context("it needs root")
+    job.run(cmd!(job.sh, "{python} -m reproduction {command}")).context("it needs root")
 }
 
 #[cfg(test)]

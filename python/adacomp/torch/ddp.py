@@ -47,8 +47,7 @@ class DdpDoor:
         if runtime.is_plain or is_other:
             future = plain(bucket, self.group)
         else:
-            # DDP finds the exception of a future in what its callback raises only.
-            future = runtime.submit(bucket.buffer(), layers).then(lambda done: done.value())
+            future = runtime.submit(bucket.buffer(), layers)
         if bucket.is_last() and not runtime.is_plain:
             runtime.finish()
         return future

@@ -134,7 +134,8 @@ class AdaCompState:
         self._bound().writer = (report.logger_of(writer), every)
 
     def close(self) -> None:
-        """Ends the hook's thread. The model cannot be trained any further after that."""
+        """Ends the hook's thread and its connections; learners that wait for this one are told at once. The model cannot be
+        trained any further after that."""
         self._used[0] = True
         if self._runtime is not None:
             self._runtime.close()

@@ -151,7 +151,7 @@ class Runtime:
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
         bucket = _Bucket(buffer, layers, future, ready)
         self._worker.submit(lambda: self._serve(bucket))
-        return future
+        return future.then(_averaged)
 
     def finish(self) -> None:
         """Ends the step: all buckets have been submitted."""
@@ -185,6 +185,9 @@ class Runtime:
     def close(self) -> None:
         self._error = self._error or RuntimeError("the hook was closed")
         self._worker.close(self.transport.timeout.total_seconds())
+        # Its traceback refers to what still uses the connections.
+        self._error = RuntimeError(str(self._error))
+        self.transport.close()
 
     # A step.
 
@@ -267,7 +270,7 @@ class Runtime:
         for bucket in buckets:
             # It may be what has failed.
             with contextlib.suppress(RuntimeError):
-                bucket.future.set_exception(RuntimeError(f"AdaComp: {error}"))
+                bucket.future.set_result(f"AdaComp: {error}")
 
     def _note_dropped(self) -> None:
         self.counts.dropped += 1
@@ -316,6 +319,15 @@ class Runtime:
         for learner, other in enumerate(self.transport.all_gather(repr(value).encode())):
             if other.decode() != repr(value):
                 raise ValueError(f"learner {learner} was attached with {option}={other.decode()}, this one with {value!r}")
+
+
+def _averaged(done: torch.futures.Future[Any]) -> torch.Tensor:
+    """Returns what has become of a bucket. An error is told by text: DDP finds an exception only if a callback raises it, and one
+    that the future keeps would by its traceback keep the future, with all that the step refers to."""
+    result = done.value()
+    if isinstance(result, torch.Tensor):
+        return result
+    raise RuntimeError(result)
 
 
 # The kinds of steps that are not plain. They are submitted bucket by bucket and then finished, on the worker's thread.

@@ -164,6 +164,12 @@ class Transport:
         self.wait(work)
         return incoming.numpy().reshape(self.learners, -1)
 
+    def close(self) -> None:
+        """Ends the connections, so that learners that still wait for this one are told at once."""
+        # Gloo's own `shutdown` does nothing: they end with the last that refers to them.
+        self._pending.clear()
+        self.__dict__.pop("_group", None)
+
     def wait(self, work: dist.Work) -> None:
         """Waits until something that was started on the group is over."""
         try:
