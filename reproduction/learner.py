@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reproduction.machines import INTERFACE
 from reproduction.models import Workload
-from reproduction.network import WORKLOADS
+from reproduction.network import LAYERS, WORKLOADS
 from reproduction.studies import Result
 
 # Steps before AdaComp is timed for the first time, or seconds, if these take longer. Residuals fill up meanwhile, and messages
@@ -242,7 +242,7 @@ def memory(workload: Workload, name: str) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("workload", choices=[*WORKLOADS, LAYERS])
     parser.add_argument("--methods", required=True, help="which, separated by commas")
     parser.add_argument("--blocks", type=int, default=3, help="turns of each method")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of a turn, roughly")

@@ -38,6 +38,21 @@ class Lstm(nn.Module):
         return scores
 
 
+class Deep(nn.Module):
+    """Many small fully-connected layers, each beside a short cut."""
+
+    def __init__(self, width: int, layers: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(layers - 1)])
+        self.top = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).relu() / len(self.layers)
+        scores: Tensor = self.top(x)
+        return scores
+
+
 class Block(nn.Module):
     """Attention, then two fully-connected layers, each beside a short cut."""
 
@@ -144,6 +159,8 @@ class Workload:
         if self.name == "resnet18":
             # 11 million parameters in convolutions.
             return resnet(18, 32, 10)
+        if self.name == "layers":
+            return Deep(64, 1000, 10)
         # Two recurrent layers: 4 million parameters.
         return Lstm(CHARACTERS, 512, 2)
 
@@ -153,6 +170,8 @@ class Workload:
             return torch.randn(8, 2048, generator=self.random), torch.randint(0, 1000, (8,), generator=self.random)
         if self.name == "resnet18":
             return torch.randn(8, 3, 32, 32, generator=self.random), torch.randint(0, 10, (8,), generator=self.random)
+        if self.name == "layers":
+            return torch.randn(8, 64, generator=self.random), torch.randint(0, 10, (8,), generator=self.random)
         text = torch.randint(0, CHARACTERS, (8, 51), generator=self.random)
         return text[:, :-1], text[:, 1:].contiguous()
 

@@ -16,6 +16,8 @@ RESULTS = HERE / "results" / "network.jsonl"
 # Links by their rates: how often each method takes its turn, and for how many seconds.
 LINKS = {"unshaped": (2, 4), "10gbit": (2, 4), "1gbit": (2, 6), "100mbit": (2, 10), "10mbit": (1, 20)}
 WORKLOADS = ["mlp", "resnet18", "lstm"]
+# A model of 1,000 layers, for what each costs beside its elements. It is measured by name, and is in no table.
+LAYERS = "layers"
 LEARNERS = [2, 4]
 METHODS = ["builtin", "fp16", "bf16", "powersgd-1", "powersgd-4", "top-k", "gather", "reduce", "sharded", "auto", "none"]
 
@@ -60,7 +62,11 @@ class NetworkResults:
 
 def read_words(words: list[str]) -> dict[str, list[str]]:
     """Returns what words such as `mlp 2 1gbit` choose, by what they are."""
-    known = {"a link": list(LINKS), "a workload": WORKLOADS, "a number of learners": [str(number) for number in LEARNERS]}
+    known = {
+        "a link": list(LINKS),
+        "a workload": [*WORKLOADS, LAYERS],
+        "a number of learners": [str(number) for number in LEARNERS],
+    }
     known |= {"a method": METHODS, "or": ["memory"]}
     for word in words:
         if not any(word in values for values in known.values()):

@@ -28,7 +28,8 @@ class DdpDoor:
         # Those that travel in buckets of their own, as without a hook. Kept, because they are known by their identity.
         self._others = [parameter for _, parameter in others]
         self._other_numbers = {id(parameter) for parameter in self._others}
-        self._seen: set[tuple[int, ...]] = set()
+        # The numbers of a bucket's parameters, by their identities.
+        self._buckets: dict[tuple[int, ...], list[int]] = {}
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         skip_unused = bool(ddp.find_unused_parameters or ddp.static_graph)
         self.runtime = Runtime(ddp.module, named, self.group, config, skip_unused, in_place)
@@ -54,18 +55,21 @@ class DdpDoor:
 
     def _layers(self, bucket: dist.GradBucket) -> list[int]:
         """Returns the numbers of a bucket's parameters, in its order."""
-        try:
-            layers = [self._numbers[id(parameter)] for parameter in bucket.parameters()]
-        except KeyError:
-            raise RuntimeError("a bucket has a parameter that the model did not have when the hook was attached") from None
-        if tuple(layers) not in self._seen:
+        # Only this is done for each parameter in each step, and not by the interpreter.
+        identities = tuple(map(id, bucket.parameters()))
+        layers = self._buckets.get(identities)
+        if layers is None:
+            try:
+                layers = [self._numbers[identity] for identity in identities]
+            except KeyError:
+                raise RuntimeError("a bucket has a parameter that the model did not have when the hook was attached") from None
             # That they lie one after the other, once for each bucket that PyTorch makes.
             start = bucket.buffer().data_ptr()
             for gradient in bucket.gradients():
                 if gradient.data_ptr() != start and gradient.numel():
                     raise RuntimeError("a bucket's gradients do not lie one after the other, in this version of PyTorch")
                 start += gradient.numel() * gradient.element_size()
-            self._seen.add(tuple(layers))
+            self._buckets[identities] = layers
         return layers
 
 
