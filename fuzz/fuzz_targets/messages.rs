@@ -6,7 +6,7 @@
 #![no_main]
 
 use adacomp::{Outcome, Sending};
-use adacomp_exchange::{ExchangeError, Strategy};
+use adacomp_exchange::{ExchangeError, Options, Strategy};
 use adacomp_fuzz::{Learners, edit, fix_checksum, fix_frame};
 use libfuzzer_sys::fuzz_target;
 
@@ -14,7 +14,8 @@ fuzz_target!(|data: &[u8]| {
     let Some((&[how, round, sender, receiver], script)) = data.split_first_chunk() else { return };
     let strategy = Strategy::ALL[usize::from(how % 4)];
     let (flush, fix, learners) = (how & 4 != 0, how < 240, 2 + usize::from(how >> 4 & 1));
-    let mut all = Learners::new(learners, strategy);
+    let clip = (how & 8 != 0).then_some(2.0);
+    let mut all = Learners::new(learners, Options { clip, ..strategy.into() });
     if how & 32 != 0 {
         assert!(matches!(all.good_step().0, Ok(Outcome::Averaged)));
     }

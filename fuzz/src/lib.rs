@@ -34,7 +34,7 @@ pub mod readers;
 
 use adacomp::{Layer, Layout, Outcome, Parameter, Policy, Treatment};
 use adacomp_exchange::internal::ByHand;
-use adacomp_exchange::{ExchangeError, Messages, Strategy};
+use adacomp_exchange::{ExchangeError, Messages, Options};
 use std::sync::{Arc, LazyLock};
 
 /// A small model: two compressed layers, a dense one and an empty one.
@@ -117,9 +117,10 @@ pub struct Learners(pub Vec<ByHand>);
 pub type Ended = (Result<Outcome, ExchangeError>, Vec<Vec<f32>>);
 
 impl Learners {
-    pub fn new(learners: usize, strategy: Strategy) -> Self {
+    pub fn new(learners: usize, options: impl Into<Options>) -> Self {
+        let options = options.into();
         let protocol =
-            |learner| ByHand::unconnected((), LAYOUT.clone(), strategy, learners, learner..learner + 1);
+            |learner| ByHand::unconnected((), LAYOUT.clone(), options, learners, learner..learner + 1);
         Self((0..learners).map(|learner| protocol(learner).expect("a valid protocol")).collect())
     }
 

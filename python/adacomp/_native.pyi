@@ -111,6 +111,7 @@ class Exchange:
         transport: Transport,
         threads: int = 1,
         skip_unused: bool = False,
+        clip: float | None = None,
     ) -> None: ...
     @property
     def strategy(self) -> str: ...

@@ -36,7 +36,8 @@ pub(crate) struct Exchange {
 impl Exchange {
     /// With `skip_unused`, parameters whose gradient is zero everywhere send nothing and keep their residual.
     #[new]
-    #[pyo3(signature = (layout, strategy, codec, transport, threads = 1, skip_unused = false))]
+    #[pyo3(signature = (layout, strategy, codec, transport, threads = 1, skip_unused = false, clip = None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
         layout: &Layout,
@@ -45,11 +46,12 @@ impl Exchange {
         transport: Py<PyAny>,
         threads: usize,
         skip_unused: bool,
+        clip: Option<f32>,
     ) -> PyResult<Self> {
         let bridge = Bridge::new(py, transport)?;
         let (learner, layout, codec) = (bridge.hosted().start, layout.0.clone(), parse(codec)?);
         let strategy = parse::<StrategyChoice>(strategy)?.resolve(&layout, bridge.learners(), codec);
-        let options = Options { codec, threads, ..strategy.into() };
+        let options = Options { codec, threads, clip, ..strategy.into() };
         let mut exchange =
             py.detach(|| adacomp_exchange::Exchange::new(bridge, layout, options)).map_err(failed)?;
         exchange.set_skip_unused(skip_unused);

@@ -151,6 +151,10 @@ pub(crate) struct Config {
     /// The largest norm of the averaged gradient of all weights
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip: Option<f64>,
+    /// Bounds what one learner can do: no value that it sends counts for more than this many times the median of what learners
+    /// send in a layer at most
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub(crate) learner_clip: Option<f64>,
     /// The number of first steps that send all gradients [default: 0]
     #[arg(long, value_name = "STEPS")]
     pub(crate) warm_up: u64,
@@ -186,6 +190,7 @@ impl Default for Config {
             schedule: Schedule::Cosine,
             weight_decay: 0.0,
             clip: None,
+            learner_clip: None,
             warm_up: 0,
             seed: 1,
             test_samples: None,
@@ -220,6 +225,8 @@ impl Config {
         {
             ensure!(value.is_finite() && value > 0.0, "a {what} of {value}: choose a number above 0");
         }
+        let clip = self.learner_clip.unwrap_or(1.0) as f32;
+        ensure!(clip.is_finite() && clip >= 1.0, "a learner clip of {clip}: choose a number from 1 on");
         let decays = weight_decay.is_finite() && *weight_decay >= 0.0;
         ensure!(decays, "a weight decay of {weight_decay}: choose 0 or more");
         ensure!((0.0..1.0).contains(momentum), "a momentum of {momentum}: choose 0 or more, and below 1");
@@ -281,7 +288,8 @@ impl Config {
             given => given,
         };
         let strategy = choice.resolve(layout, self.learners, self.codec);
-        Options { strategy, codec: self.codec, ..strategy.into() }
+        let clip = self.learner_clip.map(|clip| clip as f32);
+        Options { strategy, codec: self.codec, clip, ..strategy.into() }
     }
 
     /// Returns the steps of a run and of an epoch, for this number of training samples.

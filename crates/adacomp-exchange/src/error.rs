@@ -184,6 +184,12 @@ pub enum ExchangeError {
         /// The strategy.
         strategy: Strategy,
     },
+    /// A clip that would shrink what all learners send, or is no number.
+    #[error("a clip of {clip}: choose a number from 1 on")]
+    Clip {
+        /// The clip.
+        clip: f32,
+    },
     /// The bytes could not be moved.
     #[error("step {step}: {source}")]
     Transport {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// How to exchange. Any [`Strategy`] converts into the options with defaults for the rest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Options {
     /// The strategy.
     pub strategy: Strategy,
@@ -29,11 +29,14 @@ pub struct Options {
     /// With `sharded`: by what the length of bins is divided for owners. They then send about that many times more, and
     /// keep less waiting.
     pub owner_divisor: NonZeroU32,
+    /// Bounds what one learner can do to the average: in each layer, no value that a learner sends counts for more than this
+    /// many times the median, over learners, of the largest magnitude that each sends. From 1 on.
+    pub clip: Option<f32>,
 }
 
 impl From<Strategy> for Options {
     fn from(strategy: Strategy) -> Self {
-        Self { strategy, codec: Codec::default(), threads: 1, owner_divisor: NonZeroU32::MIN }
+        Self { strategy, codec: Codec::default(), threads: 1, owner_divisor: NonZeroU32::MIN, clip: None }
     }
 }
 
@@ -393,6 +396,9 @@ impl<T> Exchange<T> {
         assert!(!hosted.is_empty() && hosted.end <= learners, "learners {hosted:?} of {learners}");
         let (layout, options) = (layout.into(), options.into());
         options.strategy.check(&layout)?;
+        if let Some(clip) = options.clip.filter(|clip| !(clip.is_finite() && *clip >= 1.0)) {
+            return Err(ExchangeError::Clip { clip });
+        }
         let owner = |number| Compressor::new(owner_layout(&layout, options, number, learners));
         let learner = |(position, number)| Learner {
             number,

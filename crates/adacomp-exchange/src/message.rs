@@ -9,7 +9,7 @@
 use crate::error::{Cause, ExchangeError};
 use crate::exchange::Options;
 use crate::strategy::{Collective, Fault};
-use adacomp::internal::largest;
+use adacomp::internal::{bound, largest};
 use adacomp::{DecodeError, Layout};
 use std::sync::Arc;
 
@@ -248,11 +248,24 @@ pub(crate) fn read_scale(bytes: &mut &[u8], layer: usize) -> Result<f32, DecodeE
     Ok(scale)
 }
 
+/// Reads each learner's scale, or the largest magnitude that it sends of a layer, from the front of its contents. Returns them,
+/// and the largest magnitude that counts.
+pub(crate) fn read_scales(
+    contents: &mut [&[u8]],
+    layer: usize,
+    clip: Option<f32>,
+) -> Result<(Vec<f32>, f32), Fault> {
+    let read = |(sender, bytes)| read_scale(bytes, layer).map_err(Fault::of(sender));
+    let scales = contents.iter_mut().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+    let most = bound(clip, scales.iter().copied());
+    Ok((scales, most))
+}
+
 /// Describes what a learner was started with, which all learners must have in common: on each line a thing, `: `, and what it
 /// is, so that a difference can be named.
 pub(crate) fn describe(layout: &Layout, options: Options, learners: usize) -> Vec<u8> {
     // Threads change nothing but the time, so they may differ.
-    let Options { strategy, codec, owner_divisor, threads: _ } = options;
+    let Options { strategy, codec, owner_divisor, clip, threads: _ } = options;
     let mut lines = vec![
         format!("protocol version: {VERSION}"),
         format!("frame version: {}", adacomp::VERSION),
@@ -260,6 +273,7 @@ pub(crate) fn describe(layout: &Layout, options: Options, learners: usize) -> Ve
         format!("strategy: {strategy}"),
         format!("codec: {codec}"),
         format!("divisor of owners' bins: {owner_divisor}"),
+        format!("clip: {}", clip.map_or_else(|| "none".to_owned(), |clip| clip.to_string())),
         format!("soft-threshold factor: {}", layout.soft_threshold()),
         format!("scale: {}", layout.scale()),
         format!("number of parameters: {}", layout.len()),

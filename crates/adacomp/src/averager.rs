@@ -1,5 +1,8 @@
 //! Averages the frames of all learners.
 
+use crate::clip::bound;
+#[cfg(doc)]
+use crate::compressor::Compressor;
 use crate::error::AverageError;
 use crate::kernel::{BLOCK, Output, largest, write_blocks};
 use crate::policy::Layout;
@@ -14,6 +17,9 @@ const WORTH_A_THREAD: usize = 1 << 17;
 pub struct Averager {
     layout: Arc<Layout>,
     frames: Vec<Frame>,
+    clip: Option<f32>,
+    /// For each layer of the frames the largest magnitude that counts.
+    bounds: Vec<f32>,
     /// Whether the frames can be averaged.
     ready: bool,
     threads: usize,
@@ -38,7 +44,16 @@ pub enum Outcome {
 impl Averager {
     /// Creates an averager for frames of this layout.
     pub fn new(layout: impl Into<Arc<Layout>>) -> Self {
-        Self { layout: layout.into(), frames: Vec::new(), ready: false, threads: 1, bytes: 0 }
+        let (layout, frames, bounds) = (layout.into(), Vec::new(), Vec::new());
+        Self { layout, frames, clip: None, bounds, ready: false, threads: 1, bytes: 0 }
+    }
+
+    /// Bounds what one learner can do: in each layer no value counts for more than `clip` times the median, over learners, of
+    /// the largest magnitude that each sends. Every learner must then call [`Compressor::clamp_sent`] with
+    /// [`Averager::bounds`], so that what does not count stays in its residual.
+    pub fn with_clip(mut self, clip: Option<f32>) -> Self {
+        self.clip = clip;
+        self
     }
 
     /// Reads many frames, and writes long outputs, on up to this number of threads. The result is the same to the bit.
@@ -112,6 +127,13 @@ impl Averager {
         }
         let headers = self.frames.iter().filter_map(Frame::header);
         let mut non_finite = headers.filter(|header| header.non_finite).map(|header| header.learner).next();
+        self.bounds.clear();
+        let finite = if non_finite.is_none() { 0..layers.len() } else { 0..0 };
+        for position in finite {
+            let most = bound(self.clip, self.frames.iter().map(|frame| frame.largest(position)));
+            self.frames.iter_mut().for_each(|frame| frame.clamp(position, most));
+            self.bounds.push(most);
+        }
         if non_finite.is_none() && (0..layers.len()).any(|position| self.overflows(position)) {
             // All learners find the same, so the first is named.
             non_finite = Some(0);
@@ -139,6 +161,11 @@ impl Averager {
     /// Returns how many threads are worth starting, to write this number of elements or to read the frames.
     fn threads_for(&self, elements: usize) -> usize {
         self.threads.min((self.bytes + elements / 8) / WORTH_A_THREAD).max(1)
+    }
+
+    /// Returns for each layer of the frames that were checked last the largest magnitude that counts.
+    pub fn bounds(&self) -> &[f32] {
+        &self.bounds
     }
 
     /// Returns learner, layer and bytes of each section of the frames that were checked last, if they can be averaged.

@@ -319,6 +319,16 @@ impl Compressor {
         }
     }
 
+    /// Lets no more than `most` count of each value that a layer sends in the open step, as all learners have agreed on. What is
+    /// beyond stays in the residual; of a layer without one it is gone.
+    pub fn clamp_sent(&mut self, layer: usize, most: f32) {
+        let LayerState { residual, statistics, compressed, .. } = &mut self.layers[layer];
+        if let (true, Some(residual)) = (*compressed, residual) {
+            residual.clamp(most);
+            statistics.scale = statistics.scale.min(most);
+        }
+    }
+
     /// Returns whether every gradient of the open step so far is finite. If not, the frame says so in place of the
     /// gradients, and all learners roll the step back.
     pub fn is_finite(&self) -> bool {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod averager;
+mod clip;
 mod compressor;
 mod error;
 mod gradient;
@@ -16,6 +17,7 @@ mod wire;
 /// What the other crates of this workspace build on. It may change in any release.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::clip::bound;
     pub use crate::kernel::{Output, largest, write_blocks};
     pub use crate::policy::check_ascending;
     pub use crate::wire::bits::{BitReader, BitWriter, read_varint, write_varint};

@@ -42,6 +42,8 @@ pub(crate) struct Residual {
     /// What the open step sends, or what the last one sent and is unsubtracted.
     selection: Selection,
     pending: Pending,
+    /// The largest magnitude that counts of what a flush sends, if not all does.
+    most: Option<f32>,
     high_water: HighWaterMark,
 }
 
@@ -142,6 +144,14 @@ impl Residual {
         self.selection.values = [scale, -scale];
     }
 
+    /// Lets no more than `most` count of each value that the open step sends. What is beyond stays in the residual.
+    pub(crate) fn clamp(&mut self, most: f32) {
+        match self.pending {
+            Pending::Flush => self.most = Some(most).filter(|most| most.is_finite()),
+            _ => self.selection.values = self.selection.values.map(|value| value.clamp(-most, most)),
+        }
+    }
+
     /// Ends a step that every learner has: what it sent leaves the residual.
     pub(crate) fn commit(&mut self) {
         match self.pending {
@@ -150,9 +160,13 @@ impl Residual {
             Pending::External => self.selection.selected.clear(),
             Pending::Flush => {
                 self.selection.selected.clear();
-                self.values.fill(0.0);
+                match self.most {
+                    None => self.values.fill(0.0),
+                    Some(most) => self.values.iter_mut().for_each(|r| *r -= r.clamp(-most, most)),
+                }
             }
         }
+        self.most = None;
         self.pending = Pending::Nothing;
     }
 
@@ -162,6 +176,7 @@ impl Residual {
             self.selection.selected.clear();
         }
         self.pending = Pending::Nothing;
+        self.most = None;
     }
 
     /// Subtracts now what is unsubtracted, instead of in the next step.

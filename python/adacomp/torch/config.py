@@ -50,6 +50,8 @@ class Config:
         soft_threshold: the factor of the soft threshold; 2 is AdaComp, 1 its comparison scheme Local Selection.
         scale: ``"mean"``, or ``"clamped"``, which limits what one gradient that is far too large does to its layer's scale.
         codec: ``"rice"``, or ``"paper"`` for the code of the paper.
+        clip: bounds what one learner can do to the average: in each parameter, no value that a learner sends counts for more than
+            this many times the median, over learners, of the largest value that each sends. It needs ``mode="on"``.
         scaler: the ``torch.amp.GradScaler`` of the training loop, if it has one, so that residuals do not depend on its scale.
         timeout: seconds or ``timedelta`` that learners wait for each other; by default as long as DDP's own group. Dense steps
             without residuals always have DDP's own timeout.
@@ -72,6 +74,7 @@ class Config:
     soft_threshold: float = 2.0
     scale: Scale = "mean"
     codec: Codec = "rice"
+    clip: float | None = None
     scaler: torch.amp.GradScaler | None = None
     timeout: float | datetime.timedelta | None = None
     threads: int = 1
@@ -88,6 +91,10 @@ class Config:
         for option, treatment in treatments + [(f"names[{name!r}]", each) for name, each in (self.names or {}).items()]:
             if isinstance(treatment, bool) or not isinstance(treatment, Integral | str):
                 raise TypeError(f"{option} is {treatment!r}; expected the number of elements of a bin, or 'dense'")
+        if self.clip is not None and not 1 <= self.clip < float("inf"):
+            raise ValueError(f"clip {self.clip}; expected a number from 1 on")
+        if self.clip is not None and self.mode != "on":
+            raise ValueError('clip needs mode="on": DDP\'s own dense steps have no bound')
         if self.scaler is not None and not isinstance(self.scaler, torch.amp.GradScaler):
             raise TypeError(f"scaler is {type(self.scaler).__name__}; expected the torch.amp.GradScaler of the training loop")
         timeout = self.explicit_timeout()

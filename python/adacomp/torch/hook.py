@@ -226,6 +226,7 @@ def attach(
     soft_threshold: float = 2.0,
     scale: Scale = "mean",
     codec: Codec = "rice",
+    clip: float | None = None,
     scaler: torch.amp.GradScaler | None = None,
     timeout: float | timedelta | None = None,
     threads: int = 1,

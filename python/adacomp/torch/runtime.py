@@ -105,7 +105,7 @@ class Runtime:
         """Begins an exchange with nothing in its residuals. All learners must do the same."""
         config, skip_unused = self.config, self._skip_unused
         self.transport.begin_aside()
-        self.exchange = Exchange(self.layout, strategy, config.codec, self.transport, config.threads, skip_unused)
+        self.exchange = Exchange(self.layout, strategy, config.codec, self.transport, config.threads, skip_unused, config.clip)
         # With `strategy="auto"` the one that was chosen, the same on all learners.
         self.strategy = cast(Strategy, self.exchange.strategy)
         # The learners have found that their layouts are the same.

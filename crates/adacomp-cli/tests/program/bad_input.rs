@@ -42,6 +42,7 @@ fn settings_that_make_no_sense() {
         ("train digits --learning-rate -1", "a learning rate of -1: choose a number above 0"),
         ("train digits --learning-rate NaN", "a learning rate of NaN: choose a number above 0"),
         ("train digits --clip 0", "a gradient norm of 0: choose a number above 0"),
+        ("train digits --learner-clip 0.5", "a learner clip of 0.5: choose a number from 1 on"),
         ("train digits --weight-decay -1", "a weight decay of -1: choose 0 or more"),
         ("train digits --momentum 1", "a momentum of 1: choose 0 or more, and below 1"),
         ("train digits --epochs 0", "train for at least one epoch or step"),

@@ -4,7 +4,7 @@
 //! in f32 and in learner order, and the averages to all. A strategy says what happens to the compressed layers.
 
 use super::{Collective, Fault, Rounds, slot};
-use crate::message::{Context, read_values, write_values};
+use crate::message::{Context, read_scales, read_values, write_values};
 use crate::protocol::Learner;
 use adacomp::internal::{Output, largest, write_blocks};
 use adacomp::{DecodeError, Packet};
@@ -67,6 +67,9 @@ impl LayerRounds for Dense {
         } else if at.context.collective() == Collective::AllToAll
             && let Some(Packet::Dense(values)) = learner.compressor.packet(at.layer)
         {
+            if at.context.options.clip.is_some() {
+                write_values(&[largest(values.iter().copied())], message);
+            }
             write_values(&values[at.shard(receiver)], message);
         }
     }
@@ -82,9 +85,15 @@ impl LayerRounds for Dense {
             let average = slot(&mut self.averages, learners[0].position);
             average.clear();
             average.resize(elements, 0.0);
+            let most = match at.context.options.clip {
+                None => f32::INFINITY,
+                clip => read_scales(contents, at.layer, clip)?.1,
+            };
+            learners[0].compressor.clamp_sent(at.layer, most);
             for (sender, bytes) in contents.iter_mut().enumerate() {
                 let add = |start: usize, values: &[f32]| {
-                    average[start..].iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+                    let sums = average[start..].iter_mut().zip(values);
+                    sums.for_each(|(sum, value)| *sum += value.clamp(-most, most));
                 };
                 read_values(bytes, at.layer, elements, add).map_err(Fault::of(sender))?;
             }

@@ -32,10 +32,14 @@ impl Rounds for Gather {
         contents: &[&[u8]],
     ) -> Result<Option<usize>, Fault> {
         let averager = self.averager.get_or_insert_with(|| {
-            Averager::new(context.layout.clone()).with_threads(context.options.threads)
+            let averager = Averager::new(context.layout.clone()).with_threads(context.options.threads);
+            averager.with_clip(context.options.clip)
         });
         match averager.check_layers(context.step, contents, context.layers).map_err(fault)? {
             Outcome::Averaged => {
+                for (&layer, &most) in context.layers.iter().zip(averager.bounds()) {
+                    learners.iter_mut().for_each(|learner| learner.compressor.clamp_sent(layer, most));
+                }
                 for (sender, layer, bytes) in averager.sections() {
                     for learner in learners.iter_mut().filter(|learner| learner.number != sender) {
                         learner.traffic.layers[layer].received += bytes as u64;

@@ -2,7 +2,7 @@
 
 use super::by_layer::{LayerRound, LayerRounds};
 use super::{Fault, slot};
-use crate::message::{read_scale, write_values};
+use crate::message::{read_scales, write_values};
 use crate::protocol::Learner;
 use crate::sums::{add_signs, decode_sums, encode_sums};
 use adacomp::internal::{Output, decode_range, encode_range, write_blocks};
@@ -38,7 +38,7 @@ impl LayerRounds for Reduce {
         contents: &mut [&[u8]],
     ) -> Result<(), Fault> {
         match at.context.round {
-            SCALES => self.receive_scales(at.layer, learners, contents),
+            SCALES => self.receive_scales(at, learners, contents),
             SIGNS => self.receive_signs(at, &learners[0], contents),
             _ => self.receive_sums(at, contents),
         }
@@ -63,17 +63,15 @@ impl LayerRounds for Reduce {
 }
 
 impl Reduce {
-    /// Makes learners send and keep the layer with the mean of all scales, summed in f64 in learner order.
+    /// Makes learners send and keep the layer with the mean of all scales, as far as they count, summed in f64 in learner order.
     fn receive_scales(
         &mut self,
-        layer: usize,
+        LayerRound { context, layer }: LayerRound<'_>,
         learners: &mut [Learner],
         contents: &mut [&[u8]],
     ) -> Result<(), Fault> {
-        let mut sum = 0.0;
-        for (sender, bytes) in contents.iter_mut().enumerate() {
-            sum += f64::from(read_scale(bytes, layer).map_err(Fault::of(sender))?);
-        }
+        let (scales, most) = read_scales(contents, layer, context.options.clip)?;
+        let sum: f64 = scales.into_iter().map(|scale| f64::from(scale.min(most))).sum();
         self.scale = (sum / contents.len() as f64) as f32;
         for learner in learners {
             // Every compressed layer has a selection here, and the mean of good scales is one.

@@ -2,7 +2,7 @@
 
 use super::by_layer::{LayerRound, LayerRounds};
 use super::{Fault, slot};
-use crate::message::{read_scale, write_values};
+use crate::message::{read_scale, read_scales, write_values};
 use crate::protocol::Learner;
 use adacomp::internal::{Output, decode_range, encode_range, write_blocks};
 use adacomp::{DecodeError, Packet, Selected, Sending, Sparse};
@@ -87,17 +87,20 @@ fn receive_shares(at: LayerRound<'_>, learner: &mut Learner, contents: &mut [&[u
     let residual = owner_residual(learner, at.layer);
     let (mut before, mut selected) = (Vec::new(), Vec::new());
     let mut average = vec![0.0; shard.len()];
-    for (sender, bytes) in contents.iter_mut().enumerate() {
-        let scale = read_selection(bytes, at.layer, shard.clone(), &mut selected);
-        let scale = scale.map_err(Fault::of(sender))?;
+    let (scales, most) = read_scales(contents, at.layer, at.context.options.clip)?;
+    for (sender, (bytes, scale)) in contents.iter_mut().zip(scales).enumerate() {
+        selected.clear();
+        decode_range(bytes, shard.clone(), at.layer, &mut selected).map_err(Fault::of(sender))?;
         before.reserve(selected.len());
-        for (index, value) in sparse(scale, &selected).elements() {
+        for (index, value) in sparse(scale.min(most), &selected).elements() {
             let index = index - shard.start;
             before.push((index as u32, residual[index]));
             average[index] += value;
         }
     }
     learner.owner_before.push((at.layer, before));
+    // Each owner gets all scales, so each learner knows what counts of its own.
+    learner.compressor.clamp_sent(at.layer, most);
     let factor = 1.0 / contents.len() as f32;
     average.iter_mut().for_each(|value| *value *= factor);
     compress_average(at.layer, learner, &average, Sending::Compressed)

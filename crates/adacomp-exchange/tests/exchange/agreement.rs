@@ -35,7 +35,7 @@ fn every_difference_is_named_on_every_learner() {
         layers[2].parameter.name = "head.weight".to_owned();
         Layout::new(layers, 2.0, Scale::Mean).unwrap()
     };
-    let cases: [(Arc<Layout>, Options, &str); 8] = [
+    let cases: [(Arc<Layout>, Options, &str); 9] = [
         (
             model(),
             Options { strategy: Strategy::Reduce, ..gather },
@@ -43,6 +43,7 @@ fn every_difference_is_named_on_every_learner() {
         ),
         (model(), Options { codec: Codec::Paper, ..gather }, "codec is paper, but rice"),
         (model(), Options { owner_divisor: 2.try_into().unwrap(), ..gather }, "divisor of owners' bins is 2"),
+        (model(), Options { clip: Some(2.5), ..gather }, "clip is 2.5, but none"),
         (model_with(Policy::adacomp().scale(Scale::Clamped)), gather, "scale is clamped, but mean"),
         (model_with(Policy::local_selection()), gather, "soft-threshold factor is 1, but 2"),
         (

@@ -1,6 +1,7 @@
 //! Exchanges between learners: over threads, and by hand without any transport.
 
 mod agreement;
+mod clip;
 mod draw;
 mod failures;
 mod faults;

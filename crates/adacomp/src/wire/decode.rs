@@ -209,6 +209,29 @@ impl Frame {
         self.sections[position].largest
     }
 
+    /// Clamps what the section at this position sends to at most this magnitude; f16 are rounded once more.
+    pub(crate) fn clamp(&mut self, position: usize, most: f32) {
+        let Checked { kept, largest, .. } = &mut self.sections[position];
+        if *largest <= most {
+            return;
+        }
+        *largest = most;
+        let clamped = |value: f32| value.clamp(-most, most);
+        match kept {
+            Kept::Dense(range) => {
+                let values = self.dense[range.clone()].as_chunks_mut().0.iter_mut();
+                values.for_each(|value| *value = clamped(f32::from_le_bytes(*value)).to_le_bytes());
+            }
+            Kept::Half(range) => {
+                let values = self.dense[range.clone()].as_chunks_mut().0.iter_mut();
+                values.for_each(|value| {
+                    *value = f16::from_f32(clamped(f16::from_le_bytes(*value).to_f32())).to_le_bytes();
+                });
+            }
+            Kept::Selected { values, .. } => *values = values.map(clamped),
+        }
+    }
+
     /// Adds a block of the section at this position to `sums`, which are as long as the block.
     pub(crate) fn add_block(&self, position: usize, block: usize, sums: &mut [f32]) {
         let start = block * BLOCK;
