@@ -1,5 +1,6 @@
 //! `cargo xtask`: the one test command, and what needs set-up.
 
+mod bench;
 mod documents;
 mod fuzz;
 mod python;
@@ -24,11 +25,14 @@ enum Command {
         #[arg(long)]
         full: bool,
     },
-    /// Runs the benchmarks of the core and of the exchange
+    /// Runs the benchmarks of the core and of the exchange, and compares ratios with those of a committed run
     Bench {
         /// Only show that they run
         #[arg(long)]
         quick: bool,
+        /// Make this run the one to compare with
+        #[arg(long, conflicts_with = "quick")]
+        write: bool,
     },
     /// Checks licences, versions and sources of what the crates depend on, and the crates as packages
     Release,
@@ -53,7 +57,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Test { parts, full } => test::run(&parts, full),
-        Command::Bench { quick } => release::bench(&Job::new(None)?, quick),
+        Command::Bench { quick, write } => bench::run(&Job::new(None)?, quick, write),
         Command::Release => {
             let job = Job::new(None)?;
             release::dependencies(&job)?;

@@ -1,4 +1,4 @@
-//! Whether a release could be made, and the benchmarks.
+//! Whether a release could be made.
 
 use crate::step::{Job, root};
 use anyhow::{Result, ensure};
@@ -32,23 +32,4 @@ pub(crate) fn packages(job: &Job) -> Result<()> {
     job.run(cmd!(job.sh, "nice cargo {package...} --no-verify {all...}"))?;
     // Built from its package. The others would be built against packages of the same version that cargo keeps from earlier times.
     job.run(cmd!(job.sh, "nice cargo {package...} -p adacomp"))
-}
-
-/// Runs the benchmarks and checks that they print what they promise. In the short form numbers mean nothing.
-pub(crate) fn bench(job: &Job, quick: bool) -> Result<()> {
-    for (package, bench, keys) in [
-        ("adacomp", "limit", &["op", "kernel", "bin", "len", "ratio_to_limit"][..]),
-        ("adacomp", "wire", &["codec", "density", "bytes", "floor_bytes", "ratio_to_floor"]),
-        ("adacomp-exchange", "traffic", &["strategy", "learners", "bytes_sent", "bytes_received"]),
-    ] {
-        let short = quick.then_some("--quick");
-        let text =
-            job.output(cmd!(job.sh, "cargo bench --locked -p {package} --bench {bench} -- {short...}"))?;
-        let lines: Vec<_> = text.lines().filter(|line| line.starts_with('{')).collect();
-        let complete = |line: &str| keys.iter().all(|key| line.contains(&format!("\"{key}\": ")));
-        job.say(&lines.join("\n"))?;
-        let are_complete = !lines.is_empty() && lines.iter().all(|line| complete(line));
-        ensure!(are_complete, "bench {bench} does not print all of {keys:?}:\n{text}");
-    }
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::step::Lane::{Beside, Fetch, Main};
 use crate::step::{self, End, Job, Step, root, step};
-use crate::{documents, fuzz, python, release};
+use crate::{bench, documents, fuzz, python, release};
 use Part::{Core, Documents, Mpi, Program, Python, Setup};
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ const FULL: &[(Part, Step)] = &[
     (Program, step("clusters", Main, &["system packages", "wheel"], clusters)),
     (Program, step("faults", Main, &["system packages", "wheel"], faults)),
     (Core, step("packages", Main, &["system packages"], release::packages)),
-    (Core, step("benchmarks", Main, &[], |job| release::bench(job, true))),
+    (Core, step("benchmarks", Main, &[], |job| bench::run(job, true, false))),
 ];
 
 /// Runs the steps of these parts, or of all, and what they need.

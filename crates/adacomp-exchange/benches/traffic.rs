@@ -57,9 +57,10 @@ fn choice(model: &str, layout: &Layout, learners: usize, sent: &[(Strategy, u64)
     let (gather, reduce) = (bytes(Strategy::Gather), bytes(Strategy::Reduce));
     let over_best = bytes(chosen) / gather.min(reduce);
     let ring = 2.0 * (learners - 1) as f64 / learners as f64 * 4.0 * layout.elements() as f64;
+    let over_ring = bytes(chosen) / ring;
     let [gather, reduce, auto] = [gather, reduce, bytes(chosen)].map(|bytes| ring / bytes);
     println!(
-        r#"{{"model": "{model}", "learners": {learners}, "auto": "{chosen}", "auto_bytes_over_best": {over_best:.3}, "ring_ratio_gather": {gather:.1}, "ring_ratio_reduce": {reduce:.1}, "ring_ratio_auto": {auto:.1}}}"#
+        r#"{{"model": "{model}", "learners": {learners}, "auto": "{chosen}", "auto_bytes_over_best": {over_best:.3}, "auto_over_ring": {over_ring:.6}, "ring_ratio_gather": {gather:.1}, "ring_ratio_reduce": {reduce:.1}, "ring_ratio_auto": {auto:.1}}}"#
     );
 }
 
