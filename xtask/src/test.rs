@@ -195,7 +195,7 @@ fn clusters(job: &Job) -> Result<()> {
 
 /// Links that fail and clocks that jump, on three of these.
 fn faults(job: &Job) -> Result<()> {
-    job.packages(&[("nft", &["nftables"]), ("faketime", &["faketime"])])?;
+    job.packages(&[("nft", &["nftables"]), ("cc", &["gcc"])])?;
     on_machines(job, "faults")
 }
 
