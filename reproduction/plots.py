@@ -71,16 +71,17 @@ def subplots(rows: int, columns: int, cell: tuple[float, float], foot: float, le
 
 def draw(panels: list[Panel]) -> str:
     """Draws panels in rows of two or three; lines of the same name look the same in all of them."""
-    columns = 2 if len(panels) % 3 else 3
+    columns = 1 if len(panels) == 1 else 2 if len(panels) % 3 else 3
+    names_in_row = max(2, columns)
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    foot = 0.2 * math.ceil(len(names) / columns) + 0.1
+    foot = 0.2 * math.ceil(len(names) / names_in_row) + 0.1
     figure, grid = subplots(math.ceil(len(panels) / columns), columns, (3.2, 2.6), foot)
     for axes, panel in zip(grid, panels):
         fill(axes, panel, names)
     for axes in grid[len(panels) :]:
         axes.remove()
     handles = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
-    figure.legend([handles[name] for name in names], names, loc="lower center", ncols=columns, fontsize=8.5)
+    figure.legend([handles[name] for name in names], names, loc="lower center", ncols=names_in_row, fontsize=8.5)
     return svg(figure)
 
 
