@@ -22,6 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -83,11 +85,18 @@ class Method:
             # With several buckets it hangs on Gloo in about half of all runs, because it starts collectives in callbacks.
             setattr(dist, FIRST_BUCKET, 1 << 40)
             options["bucket_cap_mb"] = 1 << 20
+        self.hook: Any = None
+        self.states: Path | None = None
+        self.model: Any
+        if name in ("hsdp", "fsdp"):
+            self.model = sharded(workload.model(), whole=name == "hsdp")
+            if name == "fsdp":
+                self.hook = adacomp.torch.attach(self.model, node_mesh()["replicate"], mode="on", strategy="gather")
+            self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+            return
         # Learners start from the same seed, and broadcasting would take long on slow links.
         self.model = DistributedDataParallel(workload.model(), init_sync=False, gradient_as_bucket_view=True, **options)
         setattr(dist, FIRST_BUCKET, 1 << 20)
-        self.hook: Any = None
-        self.states: Path | None = None
         if name in ("fp16", "bf16"):
             self.model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
         elif name.startswith("powersgd"):
@@ -97,6 +106,8 @@ class Method:
             self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         elif name == "top-k":
             self.model.register_comm_hook({}, top_k_hook)
+        elif name == "node":
+            self.hook = adacomp.torch.attach(self.model, mode="on", strategy="gather", node_size="auto")
         elif name == "auto" or name in STRATEGIES:
             mode: Any = "auto" if name == "auto" else "on"
             strategy: Any = "gather" if name == "auto" else name
@@ -115,6 +126,9 @@ class Method:
 
     def warm_up(self) -> float:
         """Trains until buckets are rebuilt, residuals filled and auto mode has decided; returns the last step's seconds."""
+        if self.hook and self.name != "auto" and not (self.states or self.decided):
+            self.train_on(TRAINED_SECONDS / 3)
+            self.decided = True
         if self.states:
             self.restore_or_train(self.states)
             self.states = None
@@ -152,6 +166,22 @@ class Method:
             self.train_on(TRAINED_SECONDS)
             states.parent.mkdir(parents=True, exist_ok=True)
             torch.save({"model": self.model.module.state_dict(), "hook": self.hook.state_dict()}, states)
+
+
+def node_mesh() -> DeviceMesh:
+    """Returns the mesh of machines and of processes in a machine."""
+    places = int(os.environ["LOCAL_WORLD_SIZE"])
+    return init_device_mesh("cpu", (dist.get_world_size() // places, places), mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(model: torch.nn.Module, whole: bool) -> torch.nn.Module:
+    """Shards a model by FSDP2 inside of machines; or by HSDP, which averages between machines, too."""
+    mesh = node_mesh()
+    for child in model.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh if whole else mesh["shard"])
+    fully_shard(model, mesh=mesh if whole else mesh["shard"])
+    return model
 
 
 def interface_bytes() -> int:

@@ -19,6 +19,9 @@ WORKLOADS = ["mlp", "resnet18", "lstm"]
 # A model of 1,000 layers, for what each costs beside its elements. It is measured by name, and is in no table.
 LAYERS = "layers"
 LEARNERS = [2, 4]
+# Two machines of two processes each, and what is compared there: DDP and HSDP, four learners, and two, by DDP and by FSDP2.
+NODES = "2x2"
+NODE_METHODS = ["builtin", "hsdp", "gather", "node", "fsdp", "none"]
 METHODS = ["builtin", "fp16", "bf16", "powersgd-1", "powersgd-4", "top-k", "gather", "reduce", "sharded", "auto", "none"]
 
 # Freed memory stays with the process, as with the allocators that PyTorch's guide to tuning advises. Without it a third of a step
@@ -67,7 +70,7 @@ def read_words(words: list[str]) -> dict[str, list[str]]:
         "a workload": [*WORKLOADS, LAYERS],
         "a number of learners": [str(number) for number in LEARNERS],
     }
-    known |= {"a method": METHODS, "or": ["memory"]}
+    known |= {"a method": [*METHODS, *(each for each in NODE_METHODS if each not in METHODS)], "or": ["memory", NODES]}
     for word in words:
         if not any(word in values for values in known.values()):
             expected = ", ".join(f"{what} {values}" for what, values in known.items())
@@ -78,6 +81,13 @@ def read_words(words: list[str]) -> dict[str, list[str]]:
 def bench(words: list[str]) -> None:
     """Measures what is chosen and not in the results yet. Chosen methods are printed only. Inside of namespaces."""
     links, workloads, numbers, methods, memory = read_words(words).values()
+    if NODES in words:
+        for link, workload in product(links or ["1gbit"], workloads or WORKLOADS[:2]):
+            print(f"{workload}, {NODES}, {link}", flush=True)
+            arguments = ["--blocks", "2", "--budget", "8", "--methods", ",".join(methods or NODE_METHODS)]
+            with machines(2, None if link == "unshaped" else link):
+                show_and_keep([{"link": link} | line for line in train(workload, 4, arguments, KEEPS_MEMORY, 2)], keep=False)
+        return
     for number, link, workload in product(numbers or map(str, LEARNERS), links or LINKS, workloads or WORKLOADS):
         learners = int(number)
         if not memory:
@@ -124,15 +134,16 @@ def show_and_keep(lines: list[Result], keep: bool) -> None:
             file.write(text)
 
 
-def train(workload: str, learners: int, arguments: list[str], allocator: dict[str, str]) -> list[Result]:
-    """Runs a learner on each machine and returns the lines of the first."""
+def train(workload: str, learners: int, arguments: list[str], allocator: dict[str, str], places: int = 1) -> list[Result]:
+    """Runs a learner on each machine, or several, and returns the lines of the first."""
     command = [sys.executable, "-m", "reproduction.learner", workload, *arguments]
     common = {"MASTER_ADDR": name(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": INTERFACE, "WORLD_SIZE": str(learners)}
+    common["LOCAL_WORLD_SIZE"] = str(places)
     environments = [allocator | common | {"RANK": str(learner)} for learner in range(learners)]
     logs = [ROOT / "target" / f"network-{learner}.log" for learner in range(learners)]
     with ExitStack() as stack:
         outputs = [stack.enter_context(log.open("w")) for log in logs]
-        run_together([on(learner, command) for learner in range(learners)], LIMIT, environments, outputs)
+        run_together([on(learner // places, command) for learner in range(learners)], LIMIT, environments, outputs)
     text = logs[0].read_text()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     if not lines:

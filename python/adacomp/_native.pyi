@@ -40,6 +40,8 @@ class Layout:
         scale: Literal["mean", "clamped"] = "mean",
         names: Sequence[tuple[str, Treatment]] = (),
     ) -> None: ...
+    def parts(self, parts: Sequence[tuple[int, int, int]]) -> Layout: ...
+    def shard(self, layer: int, owner: int, owners: int) -> tuple[int, int]: ...
     @property
     def names(self) -> list[str]: ...
     @property
@@ -85,8 +87,15 @@ def average(layout: Layout, step: int, frames: Sequence[Buffer], output: dict[st
     the step must be dropped.
     """
 
+class Inside(Protocol):
+    """The processes that together are one learner, each with a part of every parameter."""
+
+    def share_scales(self, layers: list[int], scales: list[float]) -> list[float]: ...
+    def agree(self, good: bool) -> bool: ...
+
 class Transport(Protocol):
-    """Carries bytes between learners. Rounds are finished in the order in which they were started."""
+    """Carries bytes between learners. Rounds are finished in the order in which they were started. It may have an attribute
+    ``inside``, an :class:`Inside`."""
 
     learner: int
     learners: int

@@ -1,7 +1,7 @@
 //! A transport that Python provides.
 
 use crate::refused;
-use adacomp_exchange::{Messages, Transport, TransportError};
+use adacomp_exchange::{Inside, Messages, Transport, TransportError};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -10,9 +10,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Moves bytes by calling a Python object, which has `learner`, `learners`, `start_all_gather(bytes)`, `start_all_to_all(list of
-/// bytes)`, and `finish()`, which returns the messages of all learners of the oldest round.
+/// bytes)`, and `finish()`, which returns the messages of all learners of the oldest round. Its `inside`, if not None, speaks with
+/// the other processes of the same learner: `share_scales(layers, scales)`, which returns scales, and `agree(good)`.
 pub(crate) struct Bridge {
     python: Py<PyAny>,
+    inside: Option<Py<PyAny>>,
     learner: usize,
     learners: usize,
     /// Whether the rounds under way are all-gathers, oldest first.
@@ -26,7 +28,9 @@ impl Bridge {
         if learner >= learners {
             return Err(refused(format!("learner {learner} of {learners}")));
         }
-        Ok(Self { python, learner, learners, under_way: VecDeque::new() })
+        let inside = python.bind(py).getattr_opt("inside")?.filter(|inside| !inside.is_none());
+        let inside = inside.map(Bound::unbind);
+        Ok(Self { python, inside, learner, learners, under_way: VecDeque::new() })
     }
 }
 
@@ -69,6 +73,35 @@ impl Transport for Bridge {
             true => Messages::AllGather(messages.into_iter().map(Arc::new).collect()),
             false => Messages::AllToAll(vec![messages]),
         })
+    }
+
+    fn inside(&mut self) -> Option<&mut dyn Inside> {
+        if self.inside.is_some() { Some(self) } else { None }
+    }
+}
+
+impl Inside for Bridge {
+    fn share_scales(&mut self, layers: &[usize], scales: &mut [f32]) -> Result<(), TransportError> {
+        let shared: Vec<f32> = Python::attach(|py| {
+            self.asked(py)?.call_method1("share_scales", (layers.to_vec(), scales.to_vec()))?.extract()
+        })
+        .map_err(transport)?;
+        if shared.len() != scales.len() {
+            return Err(TransportError::Messages { expected: scales.len(), actual: shared.len() });
+        }
+        scales.copy_from_slice(&shared);
+        Ok(())
+    }
+
+    fn agree(&mut self, good: bool) -> Result<bool, TransportError> {
+        Python::attach(|py| self.asked(py)?.call_method1("agree", (good,))?.extract()).map_err(transport)
+    }
+}
+
+impl Bridge {
+    /// Returns what speaks with the other processes of the same learner.
+    fn asked<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
+        self.inside.as_ref().map(|inside| inside.bind(py)).ok_or_else(|| refused("a learner of one process"))
     }
 }
 

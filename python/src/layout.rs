@@ -1,7 +1,9 @@
 //! Parameters and their treatments.
 
+use crate::bucket::check_layer;
 use crate::{parse, refused};
-use adacomp::{Kind, Parameter, Policy, Treatment};
+use adacomp::{Kind, Layer, Parameter, Policy, Treatment};
+use adacomp_exchange::internal::shard;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 use std::sync::Arc;
@@ -45,6 +47,36 @@ impl Layout {
         });
         let parameters = parameters.collect::<PyResult<Vec<_>>>()?;
         Ok(Self(Arc::new(policy.layout(parameters).map_err(refused)?)))
+    }
+
+    /// Returns the layout of parts of these parameters: a number, the first element and the end of each. A part is treated as the
+    /// whole, and is named `name[start:end]`.
+    fn parts(&self, parts: Vec<(usize, usize, usize)>) -> PyResult<Self> {
+        let part = |(layer, start, end): (usize, usize, usize)| {
+            check_layer(&self.0, layer)?;
+            let Layer { parameter, treatment } = self.0[layer].clone();
+            if start > end || end > parameter.elements() {
+                return Err(refused(format!("no part {start}:{end} in `{}`", parameter.name)));
+            }
+            if end - start == parameter.elements() {
+                return Ok(Layer { parameter, treatment });
+            }
+            let name = format!("{}[{start}:{end}]", parameter.name);
+            Ok(Layer { parameter: Parameter::new(name, &[end - start]).with_kind(parameter.kind), treatment })
+        };
+        let layers = parts.into_iter().map(part).collect::<PyResult<Vec<_>>>()?;
+        let layout = adacomp::Layout::new(layers, self.0.soft_threshold(), self.0.scale());
+        Ok(Self(Arc::new(layout.map_err(refused)?)))
+    }
+
+    /// Returns the first element and the end of an owner's shard of a parameter, which is cut between bins.
+    fn shard(&self, layer: usize, owner: usize, owners: usize) -> PyResult<(usize, usize)> {
+        check_layer(&self.0, layer)?;
+        if owner >= owners {
+            return Err(refused(format!("owner {owner} of {owners}")));
+        }
+        let shard = shard(&self.0, layer, owner, owners);
+        Ok((shard.start, shard.end))
     }
 
     /// Returns the names, in order.

@@ -235,7 +235,7 @@ def test_bad_input_is_refused():
 
 def test_options_are_listed_alike():
     """What `attach` takes is what a configuration has, in the same order, with the same types and defaults."""
-    _, *keywords = inspect.signature(adacomp.torch.attach).parameters.values()
+    _, _, *keywords = inspect.signature(adacomp.torch.attach).parameters.values()
     fields = inspect.signature(adacomp.torch.Config).parameters.values()
     assert [(each.name, each.annotation, each.default) for each in keywords] == [
         (each.name, each.annotation, each.default) for each in fields

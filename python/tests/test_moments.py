@@ -15,6 +15,7 @@ from training import (
     local_gradient,
     make,
     mean_over_learners,
+    own_state,
     residual_mean,
     train,
     weights,
@@ -99,11 +100,14 @@ def test_another_number_of_learners_has_the_mean(tmp_path):
     ways = [learners(4).run(resumed, tmp_path, None, "gather", files)[0] for files in (["all"], [0, 1])]
     assert torch.allclose(*ways, atol=1e-5)
     own, mean = (torch.load(tmp_path / f"{name}.pt") for name in (0, "all"))
-    assert mean["adam.steps.fc1.weight"] == 6 and own["adam.first.fc1.weight"].shape == mean["adam.first.fc1.weight"].shape
+    assert (
+        mean["adam.steps.fc1.weight"] == 6
+        and own["learner 0 of 2/adam.first.fc1.weight"].shape == mean["adam.first.fc1.weight"].shape
+    )
 
 
 def kept(hook):
-    return {name: values for name, values in hook.state_dict().items() if name != "adacomp"}
+    return {name: values for name, values in own_state(hook).items() if name != "adacomp"}
 
 
 @PATHS
@@ -178,7 +182,7 @@ def test_steps_are_counted_by_parameter():
     before = model.module.late.weight.detach().clone()
     train(model, 3, follower(model))
     moved = (model.module.late.weight.detach() - before).abs().max()
-    assert hook.state_dict()["adam.steps.late.weight"] == 1
+    assert own_state(hook)["adam.steps.late.weight"] == 1
     assert 0.5 * RATE < moved < 1.01 * RATE, moved
 
 
@@ -197,7 +201,7 @@ def test_states_of_another_kind_are_refused():
         model = make()
         hook = attach(model, local_adam=local_adam)
         train(model, 2, follower(model))
-        states.append(hook.state_dict())
+        states.append(own_state(hook))
     with pytest.raises(ValueError, match="attach with local_adam"):
         attach(make()).load_state_dict(states[0])
     hook = attach(make(), local_adam=LocalAdam())

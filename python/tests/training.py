@@ -142,6 +142,11 @@ def submit(model, steps, before=lambda step: None, dtype=torch.float32):
     return given, received
 
 
+def own_state(hook):
+    """What this process keeps, by keys without its name."""
+    return {key.partition("/")[2]: values for key, values in hook.state_dict().items()}
+
+
 def residual_mean(model, hook):
     """The mean over learners of what they keep, flat like the model's weights. All learners must ask."""
     state = hook.state_dict(consolidate=True)

@@ -8,7 +8,8 @@ use crate::strategy::{Rounds, Strategy};
 use crate::transport::{Messages, Transport};
 use adacomp::internal::{Output, check_ascending};
 use adacomp::{
-    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Selected, Sending,
+    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Packet, Selected,
+    Sending, Treatment,
 };
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -324,6 +325,13 @@ impl<T: Transport> Exchange<T> {
     }
 
     fn start_verdict(&mut self) -> Result<(), ExchangeError> {
+        let good = self.is_good();
+        if let Some(inside) = self.transport.inside() {
+            let agreed = inside.agree(good).map_err(|error| self.break_off(error))?;
+            if good && !agreed {
+                self.non_finite = Some(self.hosted[0].number);
+            }
+        }
         let verdicts = self.verdict();
         self.start(Messages::AllGather(verdicts.into_iter().map(Arc::new).collect()))
     }
@@ -344,7 +352,29 @@ impl<T: Transport> Exchange<T> {
         outcome
     }
 
+    /// Where the layers of a group are parts of parameters: gives them the scales of the whole parameters.
+    fn share_scales(&mut self, group: usize) -> Result<(), ExchangeError> {
+        let Self { transport, hosted, groups, layout, .. } = self;
+        let (Some(inside), [learner]) = (transport.inside(), &mut hosted[..]) else { return Ok(()) };
+        let compressor = &mut learner.compressor;
+        let has_scale = |layer: &usize| {
+            matches!(layout[*layer].treatment, Treatment::Bins(_))
+                && matches!(compressor.packet(*layer), Some(Packet::Sparse(_)))
+        };
+        let layers: Vec<usize> = groups[group].layers.iter().copied().filter(has_scale).collect();
+        let mut scales: Vec<f32> =
+            layers.iter().map(|&layer| compressor.layer_statistics(layer).scale).collect();
+        let shared = inside.share_scales(&layers, &mut scales);
+        shared.map_err(|error| self.break_off(error))?;
+        let compressor = &mut self.hosted[0].compressor;
+        layers.into_iter().zip(scales).try_for_each(|(layer, scale)| compressor.set_scale(layer, scale))?;
+        Ok(())
+    }
+
     fn start_round(&mut self, group: usize, round: usize) -> Result<(), ExchangeError> {
+        if round == 0 {
+            self.share_scales(group)?;
+        }
         let start = Instant::now();
         let outgoing = self.outgoing(group, round);
         self.spent.encode += start.elapsed().as_secs_f64();

@@ -16,13 +16,13 @@ pub use state::LearnerState;
 pub use strategy::{Strategy, StrategyChoice};
 #[cfg(feature = "mpi")]
 pub use transport::Mpi;
-pub use transport::{Local, Messages, TIMEOUT, Threads, Transport};
+pub use transport::{Inside, Local, Messages, TIMEOUT, Threads, Transport};
 
 /// What tests, benchmarks and fuzzing drive by hand. It may change in any release.
 #[doc(hidden)]
 pub mod internal {
     /// Learners whose messages are carried by hand.
     pub type ByHand = crate::Exchange<()>;
-    pub use crate::strategy::{density_of_bits, owners_select};
+    pub use crate::strategy::{density_of_bits, owners_select, shard};
     pub use crate::sums::{decode_sums, encode_sums};
 }

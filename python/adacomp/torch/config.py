@@ -7,12 +7,16 @@ from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 Mode = Literal["auto", "on", "off"]
 Strategy = Literal["auto", "gather", "reduce", "sharded"]
 Treatment = int | Literal["dense"]
 Scale = Literal["mean", "clamped"]
 Codec = Literal["rice", "paper"]
+# Processes of a machine; or a group of those with the same place on other machines, and one of those of the same machine.
+NodeSize = int | Literal["auto"] | tuple[dist.ProcessGroup, dist.ProcessGroup] | DeviceMesh
 
 # The elements of a matrix's bin at the start of the warm-up, and how often bins grow in it.
 SHORT_BIN, STAGES = 50, 8
@@ -62,6 +66,9 @@ class Config:
             ``torch.optim.SGD`` without momentum. For training in which Adam on compressed gradients lags behind.
         optimizer: with ``local_adam``, the optimiser whose learning rates updates are multiplied by before they are compressed,
             not after. What waits then moves weights as far as it would have moved them at once, whatever the schedule does.
+        node_size: for DDP, the number of processes of a machine, which are then one learner: gradients are summed dense inside,
+            and compressed between machines. ``"auto"`` takes it from ``LOCAL_WORLD_SIZE``. It can also be a mesh of machines and
+            places in a machine, or two process groups: those with the same place on all machines, and those of the same machine.
     """
 
     mode: Mode = "auto"
@@ -81,6 +88,7 @@ class Config:
     bin_warm_up: int = 0
     local_adam: LocalAdam | None = None
     optimizer: torch.optim.Optimizer | None = None
+    node_size: NodeSize = 1
 
     def __post_init__(self) -> None:
         for option, choices in (("mode", Mode), ("strategy", Strategy), ("scale", Scale), ("codec", Codec)):
@@ -95,6 +103,10 @@ class Config:
             raise ValueError(f"clip {self.clip}; expected a number from 1 on")
         if self.clip is not None and self.mode != "on":
             raise ValueError('clip needs mode="on": DDP\'s own dense steps have no bound')
+        if isinstance(self.node_size, int) and (isinstance(self.node_size, bool) or self.node_size < 1):
+            raise ValueError(f"node_size {self.node_size!r}; expected the number of processes of a machine, or 'auto'")
+        if not isinstance(self.node_size, int | tuple | DeviceMesh) and self.node_size != "auto":
+            raise TypeError(f"node_size is {self.node_size!r}; expected a number, 'auto', a DeviceMesh or two process groups")
         if self.scaler is not None and not isinstance(self.scaler, torch.amp.GradScaler):
             raise TypeError(f"scaler is {type(self.scaler).__name__}; expected the torch.amp.GradScaler of the training loop")
         timeout = self.explicit_timeout()

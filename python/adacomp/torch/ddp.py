@@ -1,4 +1,4 @@
-"""The door for ``DistributedDataParallel``: a learner is a process, and what comes in is PyTorch's buckets."""
+"""The door for ``DistributedDataParallel``: what comes in is PyTorch's buckets. A learner is a process, or all of a machine's."""
 
 import time
 
@@ -7,8 +7,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .config import Config
-from .runtime import FORMATS, Named, Runtime
+from .node import Node, members
+from .runtime import FORMATS, Model, Named, Runtime
 from .saved import clean_name
+from .transport import Transport
 
 
 class DdpDoor:
@@ -32,8 +34,13 @@ class DdpDoor:
         self._buckets: dict[tuple[int, ...], list[int]] = {}
         # Parameters that no learner has used in a step do not get the average, so they must not send.
         skip_unused = bool(ddp.find_unused_parameters or ddp.static_graph)
-        self.runtime = Runtime(ddp.module, named, self.group, config, skip_unused, in_place)
-        self.runtime.others = [name for name, _ in others]
+        model = Model(ddp.module, named, config)
+        learners, node = None, None
+        if config.node_size != 1:
+            learners, inside = members(self.group, config.node_size)
+            node = _node(self.group, inside, model, config, in_place) if len(inside) > 1 else None
+        self.runtime = Runtime(model, self.group, config, skip_unused, in_place, learners, node)
+        self.runtime.model.others = [name for name, _ in others]
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket in place; returns the future of its buffer."""
@@ -43,7 +50,7 @@ class DdpDoor:
             runtime.begin(time.perf_counter())
         is_other = bool(self._others) and id(bucket.parameters()[0]) in self._other_numbers
         layers = self._layers(bucket) if not is_other and (runtime.moments or not runtime.is_plain) else []
-        if layers:
+        if layers and not runtime.inside:
             runtime.apply_moments(bucket.buffer(), layers)
         if runtime.is_plain or is_other:
             future = plain(bucket, self.group)
@@ -71,6 +78,20 @@ class DdpDoor:
                 start += gradient.numel() * gradient.element_size()
             self._buckets[identities] = layers
         return layers
+
+
+def _node(group: dist.ProcessGroup, inside: list[int], model: Model, config: Config, in_place: bool | None) -> Node:
+    """Connects the processes of a machine, all machines at the same time."""
+    transport = Transport(group, model.device, config.explicit_timeout(), inside)
+    device_group = None
+    if model.device.type != "cpu":
+        # Its name follows from its members, so those of other machines need not take part.
+        ranks = [dist.get_global_rank(group, member) for member in inside]
+        made = dist.new_group(ranks, use_local_synchronization=True)
+        device_group = made if isinstance(made, dist.ProcessGroup) else None
+    elif in_place is False:
+        device_group = transport.group
+    return Node(transport, model.layout, model.layout_at(config.bin_warm_up), device_group)
 
 
 def plain(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from . import report
-from .config import Codec, Config, LocalAdam, Mode, Scale, Strategy, Treatment
+from .config import Codec, Config, LocalAdam, Mode, NodeSize, Scale, Strategy, Treatment
 from .ddp import DdpDoor, ddp_inside
+from .fsdp import FsdpDoor, fsdp_learners
 from .runtime import Runtime
 
 logger = logging.getLogger("adacomp")
@@ -37,7 +40,7 @@ class AdaCompState:
         self._config = config or Config()
         # For tests: whether to take the path for buckets in the processor's memory, whatever the device is.
         self._in_place: bool | None = None
-        self._door: DdpDoor | None = None
+        self._door: DdpDoor | FsdpDoor | None = None
         self._runtime: Runtime | None = None
         self._to_load: list[Mapping[str, torch.Tensor]] | None = None
         # Whether the hook has been called, or is sure to be.
@@ -63,16 +66,22 @@ class AdaCompState:
             self._runtime.set_mode(config)
         self._config = config
 
-    def bind(self, ddp: torch.nn.Module | Callable[..., Any]) -> None:
-        """Connects the state with its model and the other learners, which all must do the same."""
+    def bind(self, model: torch.nn.Module | Callable[..., Any], learners: dist.ProcessGroup | DeviceMesh | None = None) -> None:
+        """Connects the state with its model and the other learners, which all must do the same; see :func:`attach`."""
         if self._runtime is not None:
             raise RuntimeError("the state has a model already; make one for each model")
-        model = ddp_inside(ddp)
-        self._door = DdpDoor(model, self._config, self._in_place)
-        if not self._used[0]:
-            _watch(model, self._used)
+        if isinstance(model, torch.nn.Module) and any(isinstance(module, FSDPModule) for module in model.modules()):
+            self._door = FsdpDoor(model, fsdp_learners(learners), self._config, self._in_place)
+            self._used[0] = True
+        elif learners is None:
+            ddp = ddp_inside(model)
+            self._door = DdpDoor(ddp, self._config, self._in_place)
+            if not self._used[0]:
+                _watch(ddp, self._used)
+        else:
+            raise TypeError("learners are for FSDP2 models; those of a DDP model are its processes: see node_size")
         self._runtime = self._door.runtime
-        if self._runtime.transport.learner == 0:
+        if self._runtime.is_first:
             logger.info("%s", report.introduction(self._runtime))
             if warning := report.unmatched(self._runtime):
                 logger.warning("%s", warning)
@@ -154,12 +163,8 @@ class AdaCompState:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no model: neither has a copied DDP model a hook.
-        return {
-            **self.__dict__,
-            "_door": None,
-            "_runtime": None,
-            "_config": dataclasses.replace(self._config, scaler=None, optimizer=None),
-        }
+        config = dataclasses.replace(self._config, scaler=None, optimizer=None, node_size=1)
+        return {**self.__dict__, "_door": None, "_runtime": None, "_config": config}
 
 
 class Consolidated:
@@ -208,13 +213,14 @@ def adacomp_hook(state: AdaCompState, bucket: dist.GradBucket) -> torch.futures.
     """Averages a bucket: for ``ddp.register_comm_hook(state, adacomp_hook)``, and all that does so."""
     state._used[0] = True
     state._bound()
-    assert state._door is not None
+    assert isinstance(state._door, DdpDoor)
     return state._door.average(bucket)
 
 
 def attach(
     # What `torch.compile` returns is annotated as a callable.
-    ddp: torch.nn.Module | Callable[..., Any],
+    model: torch.nn.Module | Callable[..., Any],
+    learners: dist.ProcessGroup | DeviceMesh | None = None,
     *,
     mode: Mode = "auto",
     strategy: Strategy = "auto",
@@ -233,19 +239,24 @@ def attach(
     bin_warm_up: int = 0,
     local_adam: LocalAdam | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    node_size: NodeSize = 1,
 ) -> AdaCompState:
-    """Makes a ``DistributedDataParallel`` model exchange its gradients by AdaComp; all learners must do the same.
+    """Makes a model exchange its gradients by AdaComp; all learners must do the same.
+
+    It takes a ``DistributedDataParallel`` model; or one of FSDP2, sharded inside of a machine, with the processes that have the
+    same shards on other machines: ``fully_shard(model, mesh=mesh["shard"])``, ``attach(model, mesh["replicate"])``.
 
     The options are those of :class:`Config`. Call ``stats()`` on what is returned, and save its ``state_dict()``.
     """
     # The keywords are the fields of the configuration, by the same names.
-    options = {name: value for name, value in locals().items() if name != "ddp"}
+    options = {name: value for name, value in locals().items() if name not in ("model", "learners")}
     state = AdaCompState(Config(**options))
     state._used[0] = True
     # First, because it is what may be refused.
-    state.bind(ddp)
+    state.bind(model, learners)
     try:
-        ddp_inside(ddp).register_comm_hook(state, adacomp_hook)
+        if isinstance(state._door, DdpDoor):
+            ddp_inside(model).register_comm_hook(state, adacomp_hook)
     except BaseException:
         state.close()
         raise

@@ -10,6 +10,7 @@ import time
 import uuid
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -24,14 +25,14 @@ _attached: "weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]]" = weakre
 class Rendezvous:
     """The learners of one hook."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        """Meets all learners of a process group, which all must be attaching."""
+    def __init__(self, members: Sequence[int], timeout: timedelta) -> None:
+        """Meets these processes, by their ranks, which all must be attaching."""
         store, world = dist.distributed_c10d._get_default_store(), dist.group.WORLD
         if store is None or world is None or not dist.is_gloo_available():
             raise ValueError("learners find each other by Gloo, which this PyTorch or its process group does not have")
-        self.learner, self.learners, self.timeout = dist.get_rank(group), dist.get_world_size(group), timeout
+        self.learner, self.learners, self.timeout = members.index(dist.get_rank()), len(members), timeout
         # PyTorch's own names of groups differ between processes if some have made more groups than others.
-        ranks = hashlib.sha256(repr(dist.get_process_group_ranks(group)).encode()).hexdigest()[:16]
+        ranks = hashlib.sha256(repr(list(members)).encode()).hexdigest()[:16]
         counts = _attached.setdefault(world, Counter())
         self.store = dist.PrefixStore(f"adacomp/{ranks}", store)
         self._number = counts[ranks]

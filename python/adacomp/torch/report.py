@@ -100,13 +100,18 @@ def stats(runtime: Runtime) -> dict[str, Any]:
 def introduction(runtime: Runtime) -> str:
     """Returns one line for the log."""
     config = runtime.config
-    attached = f"AdaComp is attached: mode {config.mode}, {runtime.strategy} between {runtime.learners} learners"
+    attached = f"AdaComp is attached: mode {config.mode}, {runtime.strategy} between {_learners(runtime)}"
     return "; ".join([attached, *_parameters(runtime)])
+
+
+def _learners(runtime: Runtime) -> str:
+    processes = f" of {runtime.inside.places} processes each" if runtime.inside else ""
+    return f"{runtime.learners} learners{processes}"
 
 
 def unmatched(runtime: Runtime) -> str | None:
     """Returns a warning if patterns of names match no parameter, which is most often a mistake in writing."""
-    names = [*runtime.layout.names, *runtime.others]
+    names = [*runtime.model.layout.names, *runtime.model.others]
     # The native side knows `*` and `?` only.
     patterns = {pattern: pattern.replace("[", "[[]") for pattern in runtime.config.names or ()}
     useless = [repr(pattern) for pattern, form in patterns.items() if not any(fnmatchcase(name, form) for name in names)]
@@ -118,7 +123,7 @@ def summary(runtime: Runtime) -> str:
     counts, config = runtime.counts, runtime.config
     now = f"compresses with {runtime.strategy}" if compressing(runtime) else "sends gradients dense"
     lines = [
-        f"AdaComp hook, mode {config.mode}: {now}, {runtime.learners} learners",
+        f"AdaComp hook, mode {config.mode}: {now}, {_learners(runtime)}",
         f"  why: {why(runtime)}",
         f"  steps: {counts.compressed} compressed, {counts.plain + counts.flush} dense, {counts.dropped} dropped",
     ]
@@ -138,11 +143,11 @@ def describe(runtime: Runtime) -> str:
 def _parameters(runtime: Runtime) -> list[str]:
     """Returns what is sent of the parameters, by treatment."""
     groups: dict[str, list[int]] = {}
-    for elements, treatment in zip(runtime.layout.elements, runtime.layout.treatments):
+    for elements, treatment in zip(runtime.model.layout.elements, runtime.model.layout.treatments):
         groups.setdefault(f"bins of {treatment}" if isinstance(treatment, int) else treatment, []).append(elements)
     lines = [f"{key}: {len(group)} parameters, {sum(group):,} elements" for key, group in sorted(groups.items())]
-    if runtime.others:
-        lines.append(f"by the process group's own sum: {', '.join(runtime.others)}")
+    if runtime.model.others:
+        lines.append(f"by the process group's own sum: {', '.join(runtime.model.others)}")
     if runtime.moments:
         lines.insert(0, "local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")
     return lines

@@ -7,10 +7,9 @@ them, one after the other, and finishes the step. If the step is plain, it avera
 import contextlib
 import functools
 import logging
-import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -23,6 +22,7 @@ from .auto import Auto
 from .config import Config, Strategy
 from .device import Path, SelectionPath
 from .moments import Moments, groups_of
+from .node import Inside, Node
 from .transport import Transport, Worker, longest_message
 
 if TYPE_CHECKING:
@@ -41,36 +41,60 @@ class _Bucket:
     """Gradients on their way."""
 
     buffer: torch.Tensor
-    layers: list[int]
+    numbers: list[int]
     future: torch.futures.Future[Any]
     # On a GPU: when its gradients are there.
     ready: torch.cuda.Event | None
+    # What is exchanged of it here, and its layers: all of it, or this process's part.
+    exchanged: tuple[torch.Tensor, list[int]] = field(init=False)
+
+
+class Model:
+    """The parameters that are exchanged, and how their gradients travel."""
+
+    def __init__(
+        self, module: torch.nn.Module, named: Named, config: Config, wholes: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """Where parameters are sharded, `wholes` are tensors of their whole shapes."""
+        self.device = _device_of(named)
+        # Kept, because doors know parameters by their identity.
+        self.trained = [parameter for _, parameter in named]
+        self.parameters: list[torch.Tensor] = list(self.trained if wholes is None else wholes)
+        self._shapes = [
+            (name, tuple(whole.shape), kind) for (name, _), whole, kind in zip(named, self.parameters, kinds(module, named))
+        ]
+        self._config = config
+        self.layout = self.layout_at(0)
+        # Names of parameters that the door averages by its own means, because they cannot be compressed.
+        self.others: list[str] = []
+
+    def layout_at(self, step: int) -> Layout:
+        """Returns the layout of whole parameters in a compressed step: bins may grow in the first ones."""
+        return Layout(self._shapes, **self._config.policy(step))
 
 
 class Runtime:
-    """One learner's side of all steps of a model."""
+    """One learner's side of all steps of a model; or that of one of its processes, which has its part of every parameter."""
 
     def __init__(
         self,
-        module: torch.nn.Module,
-        named: Named,
+        model: Model,
         group: dist.ProcessGroup,
         config: Config,
         skip_unused: bool,
         in_place: bool | None = None,
+        learners: Sequence[int] | None = None,
+        inside: Inside | None = None,
     ) -> None:
-        """Connects the learners of a process group, which all must do. They exchange these parameters of the module. With
-        `skip_unused`, those whose gradient is zero everywhere send nothing and keep their residual."""
-        self.config = config
-        self.device = _device_of(named)
-        # Kept, because doors know parameters by their identity.
-        self.parameters = [parameter for _, parameter in named]
-        self._shapes = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(named, kinds(module, named))]
-        self.layout, self._matrix = Layout(self._shapes, **config.policy()), config.matrix_at(0)
-        # Names of parameters that the door averages by its own means, because they cannot be compressed.
-        self.others: list[str] = []
+        """Connects these members of a process group, or all, which all must do. With `skip_unused`, parameters whose gradient is
+        zero everywhere send nothing and keep their residual. `inside` are the other processes of the same learner."""
+        self.config, self.model, self.device, self.inside = config, model, model.device, inside
+        # The layers that are exchanged here, and which parts of which parameters they are.
+        whole = [(number, 0, elements) for number, elements in enumerate(model.layout.elements)]
+        self.parts = inside.parts if inside else whole
+        self.layout, self._matrix = model.layout.parts(self.parts), config.matrix_at(0)
 
-        self.transport = Transport(group, self.device, config.explicit_timeout())
+        self.transport = Transport(group, self.device, config.explicit_timeout(), learners, inside)
         self.learners = self.transport.learners
         self._check_agreement("mode", config.mode)
         self._check_agreement("local_adam", config.local_adam)
@@ -79,7 +103,8 @@ class Runtime:
         self._in_place = self.device.type == "cpu" if in_place is None else in_place
         self.connect(config.strategy)
         # With `local_adam`: those of this learner's gradient.
-        groups = groups_of(config.optimizer, self.parameters) if config.optimizer else None
+        groups = groups_of(config.optimizer, model.trained) if config.optimizer else None
+        groups = [groups[number] for number, _, _ in self.parts] if groups else None
         self.moments = Moments(config.local_adam, groups) if config.local_adam else None
 
         self.auto: Auto | None = None
@@ -121,7 +146,10 @@ class Runtime:
         if self.config.matrix_at(step) != self._matrix:
             self.path.to_host()
             state, self._matrix = self.exchange.save(), self.config.matrix_at(step)
-            self.layout = Layout(self._shapes, **self.config.policy(step))
+            self.model.layout = self.model.layout_at(step)
+            if self.inside:
+                self.inside.count_bins(self.model.layout)
+            self.layout = self.model.layout.parts(self.parts)
             self.connect(self.strategy)
             self.exchange.load([state])
             self.path.to_device()
@@ -130,7 +158,7 @@ class Runtime:
         """Takes over another mode, from the next step on, if all learners do."""
         self.check()
         mode = f"mode={config.mode!r} after step {self.counts.steps()}"
-        self.transport.rendezvous.agree("set the same hook.mode after the same step", mode)
+        self._agree("set the same hook.mode after the same step", mode)
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -138,18 +166,27 @@ class Runtime:
         wants_auto = config.mode == "auto" and self.learners > 1
         self.auto = (self.auto or Auto(self._largest)) if wants_auto else None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for all learners."""
+        return self.transport.learner == 0 and (self.inside is None or self.inside.place == 0)
+
     def apply_moments(self, buffer: torch.Tensor, layers: list[int]) -> None:
         """With `local_adam`: turns the gradients of these layers into updates, in place."""
         if self.moments:
-            parts = buffer.split([self.parameters[layer].numel() for layer in layers])
-            self.moments.apply(zip(layers, parts), self.is_plain)
+            self.moments.apply(self._split(buffer, layers), self.is_plain)
 
-    def submit(self, buffer: torch.Tensor, layers: list[int]) -> torch.futures.Future[Any]:
-        """Takes the gradients of these layers, one after the other in a buffer. Returns the future of the buffer, which then has
-        the average. It comes after `finish`."""
+    def _split(self, buffer: torch.Tensor, layers: list[int]) -> list[tuple[int, torch.Tensor]]:
+        """Returns layers and what a buffer has of them."""
+        elements = self.layout.elements
+        return list(zip(layers, buffer.split([elements[layer] for layer in layers])))
+
+    def submit(self, buffer: torch.Tensor, numbers: list[int]) -> torch.futures.Future[Any]:
+        """Takes the gradients of these parameters, one after the other in a buffer. Of a learner of several processes, but for a
+        :class:`Node`, it has the parts that are here. Returns the future of the buffer, which has the average after `finish`."""
         future = torch.futures.Future[Any](devices=[self.device] if self._stream else None)
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
-        bucket = _Bucket(buffer, layers, future, ready)
+        bucket = _Bucket(buffer, numbers, future, ready)
         self._worker.submit(lambda: self._serve(bucket))
         return future.then(_averaged)
 
@@ -168,7 +205,7 @@ class Runtime:
         if consolidate:
             # Whoever is alone here must know it before any collective.
             step = f"step {self.counts.steps()}"
-            self.transport.rendezvous.agree("call state_dict(consolidate=True) after the same step", step)
+            self._agree("call state_dict(consolidate=True) after the same step", step)
         try:
             return self._worker.call(lambda: self._on_stream(lambda: saved.save(self, consolidate)))
         except RuntimeError as error:
@@ -187,7 +224,8 @@ class Runtime:
         self._worker.close(self.transport.timeout.total_seconds())
         # Its traceback refers to what still uses the connections.
         self._error = RuntimeError(str(self._error))
-        self.transport.close()
+        for transport in self._transports():
+            transport.close()
 
     # A step.
 
@@ -197,7 +235,8 @@ class Runtime:
             raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
         try:
             compress = self._auto_begin(self.auto, now) if self.auto else self.config.mode == "on"
-            self.is_plain = not (compress or self.keeps)
+            # The updates of a learner of several processes are not those of each.
+            self.is_plain = not (compress or self.keeps or (self.moments and self.inside))
             if self.is_plain:
                 self.counts.plain += 1
                 self._log()
@@ -209,7 +248,7 @@ class Runtime:
             loss_scale = self.config.loss_scale()
             self.path.set_loss_scale(1.0 if loss_scale is None else loss_scale)
             self.transport.begin_step()
-            self._step = Compressed(self.path) if compress else Flush(self.path, self.transport)
+            self._step = Compressed(self.path, self.inside) if compress else Flush(self.path, self.transport, self.inside)
         except BaseException as error:
             self._fail(error)
             raise
@@ -217,7 +256,7 @@ class Runtime:
     def _auto_begin(self, auto: Auto, now: float) -> bool:
         before = auto.reason
         compress = auto.begin(now)
-        if auto.reason != before and self.transport.learner == 0:
+        if auto.reason != before and self.is_first:
             logger.info("%s", report.summary(self))
         return compress
 
@@ -228,10 +267,21 @@ class Runtime:
             self.check()
             step = self._step
             assert step is not None
-            self._dense_bytes += bucket.buffer.nbytes
-            self._on_stream(lambda: step.submit(bucket.buffer, bucket.layers), bucket)
+            self._on_stream(lambda: self._submit(step, bucket), bucket)
         except BaseException as error:
             self._fail(error)
+
+    def _submit(self, step: "Compressed | Flush", bucket: _Bucket) -> None:
+        """Submits a bucket to a step, or what is this process's part of it."""
+        buffer, layers = bucket.buffer, bucket.numbers
+        if self.inside:
+            layers = self.inside.begin(bucket.numbers)
+            if isinstance(self.inside, Node):
+                buffer = self.inside.scatter(buffer, bucket.numbers)
+            self.apply_moments(buffer, layers)
+        self._dense_bytes += buffer.nbytes
+        bucket.exchanged = buffer, layers
+        step.submit(buffer, layers)
 
     def _finish(self) -> None:
         """Ends the step, on the worker's thread."""
@@ -258,8 +308,9 @@ class Runtime:
         while self._buckets:
             bucket = self._buckets[0]
             if self.moments and self.moments.groups:
-                parts = bucket.buffer.split([self.parameters[layer].numel() for layer in bucket.layers])
-                self._on_stream(functools.partial(self.moments.restore, zip(bucket.layers, parts)))
+                self._on_stream(functools.partial(self.moments.restore, self._split(*bucket.exchanged)))
+            if isinstance(self.inside, Node):
+                self._on_stream(functools.partial(self.inside.gather, bucket.buffer, bucket.numbers))
             self._on_stream(functools.partial(bucket.future.set_result, bucket.buffer))
             del self._buckets[0]
 
@@ -311,14 +362,23 @@ class Runtime:
 
     def _largest(self, numbers: Sequence[float]) -> list[float]:
         """Returns the largest of all learners for each of the numbers."""
-        form = f"<{len(numbers)}d"
-        received = self.transport.all_gather(struct.pack(form, *numbers))
-        return [max(column) for column in zip(*(struct.unpack(form, each) for each in received))]
+        largest = self.transport.combine(numbers, max)
+        return self.inside.combine(largest, max) if self.inside else largest
+
+    def _agree(self, what: str, value: str) -> None:
+        """Makes sure that all learners, and all of their processes, say the same."""
+        for transport in self._transports():
+            transport.rendezvous.agree(what, value)
+
+    def _transports(self) -> list[Transport]:
+        """Returns that between learners, and that inside of this one."""
+        return [self.transport, self.inside.transport] if self.inside else [self.transport]
 
     def _check_agreement(self, option: str, value: object) -> None:
-        for learner, other in enumerate(self.transport.all_gather(repr(value).encode())):
-            if other.decode() != repr(value):
-                raise ValueError(f"learner {learner} was attached with {option}={other.decode()}, this one with {value!r}")
+        for transport, who in zip(self._transports(), ("learner", "process")):
+            for number, other in enumerate(transport.all_gather(repr(value).encode())):
+                if other.decode() != repr(value):
+                    raise ValueError(f"{who} {number} was attached with {option}={other.decode()}, this one with {value!r}")
 
 
 def _averaged(done: torch.futures.Future[Any]) -> torch.Tensor:
@@ -336,15 +396,19 @@ def _averaged(done: torch.futures.Future[Any]) -> torch.Tensor:
 class Compressed:
     """A step in which what is selected is sent."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, inside: Inside | None) -> None:
+        self._path, self._inside = path, inside
         self._buckets: list[tuple[torch.Tensor, list[int]]] = []
         # Whether any learner keeps something after the step.
         self.keeps = True
 
     def submit(self, buffer: torch.Tensor, layers: list[int]) -> None:
-        self._path.submit(buffer, layers)
-        self._buckets.append((buffer, layers))
+        if layers or not self._inside:
+            self._path.submit(buffer, layers)
+            self._buckets.append((buffer, layers))
+        else:
+            # The other places have something of the bucket.
+            self._inside.share_scales([], [])
 
     def finish(self) -> bool:
         """Returns whether the gradient was averaged. If not, all learners get NaN; residuals took in what was finite."""
@@ -358,8 +422,8 @@ class Flush:
     """A dense step, by the process group's own sum, that also sends the residuals: the way from compressed to plain steps, on
     which nothing is lost."""
 
-    def __init__(self, path: Path, transport: Transport) -> None:
-        self._path, self._transport = path, transport
+    def __init__(self, path: Path, transport: Transport, inside: Inside | None) -> None:
+        self._path, self._transport, self._inside = path, transport, inside
         self._sums: list[tuple[dist.Work, torch.Tensor]] = []
         self.keeps = False
         path.to_host()
@@ -380,6 +444,7 @@ class Flush:
             self._transport.wait(work)
         # The same bits everywhere, so all learners find the same.
         arrived = all(bool(buffer.isfinite().all()) for _, buffer in self._sums)
+        arrived = self._inside.agree(arrived) if self._inside else arrived
         if not arrived:
             _fill_with_nan(buffer for _, buffer in self._sums)
         self._path.end_elsewhere(arrived)
@@ -387,6 +452,7 @@ class Flush:
         # What one learner keeps, another may have sent, so they tell each other.
         received = self._transport.all_gather(bytes([self.keeps or not arrived]))
         self.keeps = any(message != b"\0" for message in received)
+        self.keeps = not self._inside.agree(not self.keeps) if self._inside else self.keeps
         return arrived
 
 

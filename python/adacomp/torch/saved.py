@@ -1,8 +1,15 @@
-"""What a hook keeps, to and from dicts of tensors."""
+"""What a hook keeps, to and from dicts of tensors.
+
+Keys name who has saved, so that no two processes have the same: `learner 0 of 2/residual.fc.weight`. Of a learner of several
+processes each saves its parts of the parameters: `learner 0 of 2, place 1 of 2/residual.fc.weight[500:1000]`, by elements as they
+lie in the parameter's memory. Keys without such a prefix are those of consolidated states, and of older versions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy
@@ -12,7 +19,7 @@ from numpy.typing import NDArray
 from .config import Strategy
 
 if TYPE_CHECKING:
-    from .runtime import Runtime
+    from .runtime import Model, Runtime
 
 TEXT = "adacomp"
 # What `strategy="auto"` stands for, and between how many learners.
@@ -23,6 +30,12 @@ RESIDUAL, OWNER = "residual.", "owner."
 STEPS, FIRST, SECOND = "adam.steps.", "adam.first.", "adam.second."
 # That residuals of updates have the learning rate in them.
 RATE = "adam.rate"
+# The length of texts, whatever they say: distributed checkpoints load into tensors of the same size.
+TEXT_BYTES = 96
+
+PREFIX = re.compile(r"learner \d+ of \d+(?:, place (\d+) of (\d+))?/")
+PART = re.compile(r"(.*)\[(\d+):(\d+)\]")
+SAVED_BY = re.compile(r".*, learner (\d+) of (\d+), step \d+")
 
 Tensors = Mapping[str, torch.Tensor]
 Arrays = dict[str, NDArray[numpy.float32]]
@@ -41,86 +54,93 @@ def clean_name(name: str) -> str:
     return name
 
 
+@dataclass
+class Range:
+    """Elements of something that is kept of a parameter, flat; or the number of its gradients."""
+
+    kind: str
+    number: int
+    start: int
+    end: int
+    values: torch.Tensor
+
+
+# What several processes have saved, by kind and number of the parameter.
+Index = dict[tuple[str, int], list[Range]]
+
+
+# Saving.
+
+
 def save(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
     runtime.path.to_host()
     try:
-        residuals, owner, text = _consolidated(runtime) if consolidate else runtime.exchange.save()
+        ranges = [*_residuals(runtime, consolidate), *_moments(runtime)]
     finally:
         runtime.path.to_device()
-    state = {TEXT: _from_text(text)}
+    if consolidate:
+        ranges = list(_consolidated(runtime, ranges))
+    exchange, learner, learners = runtime.exchange, runtime.transport.learner, runtime.learners
+    prefix = "" if consolidate else _prefix(runtime)
+    state = {prefix + TEXT: _from_text(exchange.saved_by(0, 1) if consolidate else exchange.saved_by(learner, learners))}
     if runtime.config.strategy == "auto":
-        state[STRATEGY] = _from_text(_chosen(runtime.strategy, runtime.learners))
-    for name, parameter in zip(runtime.layout.names, runtime.parameters):
-        if name in residuals:
-            state[RESIDUAL + name] = _shaped(torch.from_numpy(residuals[name]).reshape(-1), parameter)
-    # Shards of parameters are flat.
-    state.update({OWNER + name: torch.from_numpy(values) for name, values in owner.items()})
-    if runtime.moments:
-        state.update(_save_moments(runtime, consolidate))
+        state[prefix + STRATEGY] = _from_text(_chosen(runtime.strategy, learners))
+    if runtime.moments and runtime.moments.groups:
+        state[prefix + RATE] = torch.ones(1)
+    for each in ranges:
+        name, parameter = runtime.model.layout.names[each.number], runtime.model.parameters[each.number]
+        if each.kind == OWNER or each.end - each.start < parameter.numel():
+            name += f"[{each.start}:{each.end}]"
+        elif each.kind != STEPS:
+            each.values = _shaped(each.values, parameter)
+        state[prefix + each.kind + name] = each.values
     return state
 
 
-def load(runtime: Runtime, states: Sequence[Tensors]) -> None:
-    parameters = dict(zip(runtime.layout.names, runtime.parameters))
-    read = [_read(state, parameters) for state in states]
-    here = _saver(runtime.exchange.saved_by(runtime.transport.learner, runtime.learners))
-    own = [state for state, (_, _, text) in zip(states, read) if _saver(text) == here]
-    moments = _read_moments(runtime, own or states)
-    runtime.exchange.load(read)
-    if runtime.config.strategy == "auto":
-        # As many learners as before keep to what was chosen then, whatever this version would choose.
-        chosen = _text(states[0], STRATEGY)
-        for strategy in CHOICES:
-            if chosen == _chosen(strategy, runtime.learners) and strategy != runtime.strategy:
-                runtime.connect(strategy)
-                runtime.exchange.load(read)
-    runtime.path.to_device()
-    if runtime.moments:
-        runtime.moments.kept = moments
+def _prefix(runtime: Runtime) -> str:
+    place = f", place {runtime.inside.place} of {runtime.inside.places}" if runtime.inside else ""
+    return f"learner {runtime.transport.learner} of {runtime.learners}{place}/"
 
 
-def _chosen(strategy: str, learners: int) -> str:
-    return f"{strategy} between {learners} learners"
-
-
-def _from_text(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def _text(state: Tensors, key: str) -> str:
-    return bytes(state[key].tolist()).decode(errors="replace") if key in state else ""
-
-
-def _saver(text: str) -> str:
-    """Returns a state's text without the step."""
-    return text.rpartition(", step ")[0]
-
-
-def _read(state: Tensors, parameters: Mapping[str, torch.nn.Parameter]) -> Native:
-    if TEXT not in state:
-        raise ValueError(f"not a state of an AdaComp hook: it has no {TEXT!r}")
-    residuals, owner = {}, {}
-    for key, values in state.items():
-        key, values = clean_name(key), values.detach().cpu()
-        if key.startswith(RESIDUAL):
-            name = key.removeprefix(RESIDUAL)
-            parameter = parameters.get(name)
-            flat = values if parameter is None or parameter.shape != values.shape else _flat(values, parameter)
-            residuals[name] = flat.contiguous().numpy().reshape(tuple(values.shape))
-        elif key.startswith(OWNER):
-            owner[key.removeprefix(OWNER)] = values.contiguous().numpy()
-    return residuals, owner, _text(state, TEXT)
-
-
-def _consolidated(runtime: Runtime) -> Native:
-    """Returns the average over learners of all that they keep, as the state of one learner alone."""
-    residuals = {}
-    for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters)):
-        values = runtime.exchange.kept(number)
+def _residuals(runtime: Runtime, consolidate: bool) -> Iterator[Range]:
+    """Returns what this process keeps, as a learner and as an owner; or both together, such that the mean over learners is what
+    counts."""
+    residuals, owner, _ = ({}, {}, "") if consolidate else runtime.exchange.save()
+    for layer, (name, (number, start, end)) in enumerate(zip(runtime.layout.names, runtime.parts)):
+        values = runtime.exchange.kept(layer) if consolidate else residuals.get(name)
         if values is not None:
-            total = _sum(runtime, torch.from_numpy(values))
-            residuals[name] = (total / runtime.learners).numpy().reshape(tuple(parameter.shape))
-    return residuals, {}, runtime.exchange.saved_by(0, 1)
+            yield Range(RESIDUAL, number, start, end, torch.from_numpy(values).reshape(-1))
+        if name in owner:
+            first, last = runtime.layout.shard(layer, runtime.transport.learner, runtime.learners)
+            yield Range(OWNER, number, start + first, start + last, torch.from_numpy(owner[name]))
+
+
+def _moments(runtime: Runtime) -> Iterator[Range]:
+    for layer, (number, start, end) in enumerate(runtime.parts if runtime.moments else ()):
+        zeros = torch.zeros(end - start)
+        count, first, second = runtime.moments.kept.get(layer, (0, zeros, zeros)) if runtime.moments else (0, zeros, zeros)
+        yield Range(STEPS, number, start, end, torch.tensor([count]))
+        yield Range(FIRST, number, start, end, first.to("cpu", copy=True))
+        yield Range(SECOND, number, start, end, second.to("cpu", copy=True))
+
+
+def _consolidated(runtime: Runtime, ranges: Sequence[Range]) -> Iterator[Range]:
+    """Returns the average over learners, of whole parameters."""
+    own = {(each.kind, each.number): each for each in ranges}
+    treatments = runtime.model.layout.treatments
+    for number, parameter in enumerate(runtime.model.parameters):
+        for kind in ([RESIDUAL] if isinstance(treatments[number], int) else []) + ([FIRST, SECOND] if runtime.moments else []):
+            whole = torch.zeros(parameter.numel())
+            if part := own.get((kind, number)):
+                whole[part.start : part.end] = _sum(runtime, part.values) / runtime.learners
+            if runtime.inside:
+                runtime.inside.transport.wait(runtime.inside.transport.start_sum(whole))
+            yield Range(kind, number, 0, parameter.numel(), whole)
+        if runtime.moments:
+            part = own.get((STEPS, number))
+            steps = [float(_sum(runtime, part.values) // runtime.learners)] if part else [0.0]
+            steps = runtime.inside.combine(steps, max) if runtime.inside else steps
+            yield Range(STEPS, number, 0, parameter.numel(), torch.tensor([int(steps[0])]))
 
 
 def _sum(runtime: Runtime, tensor: torch.Tensor) -> torch.Tensor:
@@ -128,46 +148,187 @@ def _sum(runtime: Runtime, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _save_moments(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
-    """Returns this learner's, or the average of all learners'."""
-    assert runtime.moments is not None
-    state = {RATE: torch.ones(1)} if runtime.moments.groups else {}
-    for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters)):
-        zeros = torch.zeros(parameter.numel(), dtype=torch.float32)
-        count, *both = runtime.moments.kept.get(number) or (0, zeros, zeros)
-        both = [moment.to("cpu", copy=True) for moment in both]
-        steps = torch.tensor([count])
-        if consolidate:
-            steps = _sum(runtime, steps) // runtime.learners
-            both = [_sum(runtime, moment) / runtime.learners for moment in both]
-        state[STEPS + name] = steps
-        state |= {key + name: _shaped(moment, parameter) for key, moment in zip((FIRST, SECOND), both)}
-    return state
+# Loading.
 
 
-def _read_moments(runtime: Runtime, states: Sequence[Tensors]) -> dict[int, tuple[int, torch.Tensor, torch.Tensor]]:
-    """Returns, by number of the parameter, those of one state, or the average of those of several."""
-    found = any(key.startswith(STEPS) for state in states for key in state)
+@dataclass
+class Piece:
+    """What one process has saved, by kind and by the name of a parameter or part."""
+
+    by: str
+    place: int
+    places: int
+    strategy: str
+    has_rate: bool
+    tensors: dict[str, dict[str, torch.Tensor]]
+
+    def learner(self) -> tuple[int, int]:
+        """Returns who saved it, of how many."""
+        match = SAVED_BY.fullmatch(self.by)
+        # What is wrong with the text comes out when it is loaded.
+        return (int(match[1]), int(match[2])) if match else (0, 1)
+
+    def ranges(self, model: Model) -> Iterator[Range]:
+        """Returns its parts of parameters that the model has."""
+        numbers = {name: number for number, name in enumerate(model.layout.names)}
+        for kind, tensors in self.tensors.items():
+            for name, values in tensors.items():
+                part = None if name in numbers else PART.fullmatch(name)
+                number = numbers.get(part[1] if part else name)
+                if number is None:
+                    continue
+                parameter = model.parameters[number]
+                start, end = (int(part[2]), int(part[3])) if part else (0, parameter.numel())
+                if kind == OWNER and not part:
+                    start, end = model.layout.shard(number, *self.learner())
+                if kind not in (OWNER, STEPS) and not part and values.shape == parameter.shape:
+                    values = _flat(values, parameter)
+                if kind == STEPS or tuple(values.shape) == (end - start,):
+                    yield Range(kind, number, start, end, values)
+
+    def native(self, runtime: Runtime) -> Native:
+        """Returns it as it is, for the same parts of parameters."""
+        parameters = dict(zip(runtime.model.layout.names, runtime.model.parameters))
+        layers = {runtime.model.layout.names[number]: name for name, (number, _, _) in zip(runtime.layout.names, runtime.parts)}
+        residuals, owner = {}, {}
+        for name, values in self.tensors.get(RESIDUAL, {}).items():
+            parameter = parameters.get(name)
+            flat = values if parameter is None or parameter.shape != values.shape else _flat(values, parameter)
+            residuals[name] = flat.contiguous().numpy().reshape(tuple(values.shape))
+        for name, values in self.tensors.get(OWNER, {}).items():
+            part = None if name in layers else PART.fullmatch(name)
+            owner[layers.get(part[1] if part else name, name)] = values.contiguous().numpy()
+        return residuals, owner, self.by
+
+
+def load(runtime: Runtime, states: Sequence[Tensors]) -> None:
+    pieces = [piece for state in states for piece in _pieces(state)]
+    here = (runtime.inside.place, runtime.inside.places) if runtime.inside else (0, 1)
+    same_place = [piece for piece in pieces if (piece.place, piece.places) == here]
+    names = set(runtime.layout.names)
+    if not runtime.inside:
+        fits = len(same_place) == len(pieces)
+    else:
+        fits = bool(same_place) and all(names.issuperset(piece.tensors.get(RESIDUAL, ())) for piece in same_place)
+    native = [piece.native(runtime) for piece in same_place] if fits else _assembled(runtime, pieces)
+    learner = (runtime.transport.learner, runtime.learners)
+    own = [piece for piece in same_place if fits and piece.learner() == learner]
+    moments = _read_moments(runtime, own or pieces)
+    runtime.exchange.load(native)
+    if runtime.config.strategy == "auto":
+        # As many learners as before keep to what was chosen then, whatever this version would choose.
+        for strategy in CHOICES:
+            if pieces[0].strategy == _chosen(strategy, runtime.learners) and strategy != runtime.strategy:
+                runtime.connect(strategy)
+                runtime.exchange.load(native)
+    runtime.path.to_device()
+    if runtime.moments:
+        runtime.moments.kept = moments
+
+
+def _pieces(state: Tensors) -> Iterator[Piece]:
+    """Returns what processes have saved in a dict: most often one."""
+    by_prefix: dict[str, dict[str, torch.Tensor]] = {}
+    for key, values in state.items():
+        prefix = match[0] if (match := PREFIX.match(key)) else ""
+        by_prefix.setdefault(prefix, {})[clean_name(key.removeprefix(prefix))] = values.detach().cpu()
+    for prefix, tensors in by_prefix.items() or [("", {})]:
+        if TEXT not in tensors:
+            raise ValueError(f"not a state of an AdaComp hook: it has no {TEXT!r}")
+        match = PREFIX.fullmatch(prefix)
+        place, places = (int(match[1]), int(match[2])) if match and match[1] else (0, 1)
+        kinds: dict[str, dict[str, torch.Tensor]] = {}
+        for key, values in tensors.items():
+            for kind in (RESIDUAL, OWNER, STEPS, FIRST, SECOND):
+                if key.startswith(kind):
+                    kinds.setdefault(kind, {})[key.removeprefix(kind)] = values
+        yield Piece(_text(tensors, TEXT), place, places, _text(tensors, STRATEGY), RATE in tensors, kinds)
+
+
+def _assembled(runtime: Runtime, pieces: Sequence[Piece]) -> list[Native]:
+    """Returns the residuals of all learners that have saved, for the parts of parameters that are here. What owners kept is
+    added, which conserves it, because it is of the average."""
+    natives: list[Native] = []
+    for learner in sorted({piece.learner() for piece in pieces}):
+        own = [piece for piece in pieces if piece.learner() == learner]
+        index = _index(runtime, own)
+        residuals, missing = {}, []
+        for name, part, treatment in zip(runtime.layout.names, runtime.parts, runtime.layout.treatments):
+            if isinstance(treatment, int):
+                values, found = _collect(index, RESIDUAL, *part)
+                owned, _ = _collect(index, OWNER, *part)
+                parameter = runtime.model.parameters[part[0]]
+                shape = parameter.shape if values.numel() == parameter.numel() else values.shape
+                residuals[name] = values.add_(owned, alpha=learner[1]).reshape(shape).numpy()
+                missing += [name] if found < values.numel() else []
+        saved = {PART.sub(r"\1", name) for piece in own for name in piece.tensors.get(RESIDUAL, ())}
+        extra = sorted(saved.difference(runtime.model.layout.names))
+        if missing or extra:
+            raise ValueError(
+                f"saved residuals of learner {learner[0]} do not fit the model: missing or reshaped {missing}; extra {extra}; "
+                "give the states of all processes"
+            )
+        natives.append((residuals, {}, own[0].by))
+    return natives
+
+
+def _index(runtime: Runtime, pieces: Sequence[Piece]) -> Index:
+    index: Index = {}
+    for piece in pieces:
+        for each in piece.ranges(runtime.model):
+            index.setdefault((each.kind, each.number), []).append(each)
+    return index
+
+
+def _collect(index: Index, kind: str, number: int, start: int, end: int) -> tuple[torch.Tensor, int]:
+    """Returns these elements of what is kept of a parameter, and how many of them were there."""
+    values, found = torch.zeros(end - start), 0
+    for each in index.get((kind, number), ()):
+        first, last = max(start, each.start), min(end, each.end)
+        if last > first:
+            values[first - start : last - start] = each.values[first - each.start : last - each.start]
+            found += last - first
+    return values, found
+
+
+def _read_moments(runtime: Runtime, pieces: Sequence[Piece]) -> dict[int, tuple[int, torch.Tensor, torch.Tensor]]:
+    """Returns, by layer, those of one learner, or the average of those of several."""
+    found = any(STEPS in piece.tensors for piece in pieces)
     if found and not runtime.moments:
         raise ValueError("the state has Adam's moments: attach with local_adam=adacomp.torch.LocalAdam()")
     if runtime.moments and not found:
         raise ValueError("the state has no moments of Adam, and its residuals are of gradients: attach without local_adam")
-    if runtime.moments and (runtime.moments.groups is None) == any(RATE in state for state in states):
+    if runtime.moments and (runtime.moments.groups is None) == any(piece.has_rate for piece in pieces):
         raise ValueError("residuals of the state were made otherwise: attach with optimizer=... as when it was saved, or without")
     moments = {}
-    for number, (name, parameter) in enumerate(zip(runtime.layout.names, runtime.parameters) if found else ()):
-        for key in (STEPS, FIRST, SECOND):
-            shape = (1,) if key == STEPS else tuple(parameter.shape)
-            for state in states:
-                if key + name not in state or tuple(state[key + name].shape) != shape:
-                    raise ValueError(f"{key}{name} is missing in a state, or has another shape than {shape}")
-        steps = max(int(state[STEPS + name]) for state in states)
-        if steps:
-            first, second = (
-                torch.stack([_flat(state[key + name].cpu(), parameter) for state in states]).mean(0) for key in (FIRST, SECOND)
-            )
-            moments[number] = (steps, first.to(parameter.device), second.to(parameter.device))
+    by_learner = {learner: [piece for piece in pieces if piece.learner() == learner] for learner in map(Piece.learner, pieces)}
+    indices = [_index(runtime, own) for own in by_learner.values()] if found else []
+    for layer, part in enumerate(runtime.parts if found else ()):
+        steps = [int(each.values) for index in indices for each in index.get((STEPS, part[0]), ())]
+        means = []
+        for kind in (FIRST, SECOND):
+            collected = [_collect(index, kind, *part) for index in indices]
+            if not steps or any(found < values.numel() for values, found in collected):
+                raise ValueError(f"{kind}{runtime.layout.names[layer]} is missing in a state, or has another shape")
+            means.append(torch.stack([values for values, _ in collected]).mean(0).to(runtime.device))
+        if max(steps):
+            moments[layer] = (max(steps), means[0], means[1])
     return moments
+
+
+# Texts and shapes.
+
+
+def _chosen(strategy: str, learners: int) -> str:
+    return f"{strategy} between {learners} learners"
+
+
+def _from_text(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode().ljust(TEXT_BYTES)), dtype=torch.uint8)
+
+
+def _text(state: Tensors, key: str) -> str:
+    return bytes(state[key].tolist()).decode(errors="replace").rstrip(" ") if key in state else ""
 
 
 def _shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,11 @@ for the rest of all; headers say so to everybody. A round is thus one collective
 Nothing is allocated for a header that says more than the model's messages can have.
 """
 
+from __future__ import annotations
+
 import atexit
 import queue
+import struct
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -15,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy
 import torch
@@ -23,6 +26,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from .rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from .._native import Inside
 
 # The length of the message, and of the longest message of its sender.
 HEADER = 8
@@ -62,16 +68,26 @@ class _Round:
 class Transport:
     """Carries bytes; used by one thread at a time. Rounds are started and finished in the same order on all learners."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None = None) -> None:
-        """Connects the learners of a process group, which all must do.
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        timeout: timedelta | None = None,
+        members: Sequence[int] | None = None,
+        inside: Inside | None = None,
+    ) -> None:
+        """Connects the learners of a process group, which all must do; of several disjoint sets of its members each connects its
+        own. `inside` are the other processes of this learner, if there are any.
 
         It has a Gloo group of its own, whatever the other is, so that no order has to be kept with anybody else's collectives;
         messages are in the processor's memory anyway. It is made without ``dist.new_group``: if some processes call that and
         others do not, PyTorch gets the names of later groups wrong.
         """
         self.timeout = timeout or _timeout_of(group, device)
-        self.rendezvous = Rendezvous(group, self.timeout)
+        ranks = dist.get_process_group_ranks(group)
+        self.rendezvous = Rendezvous(ranks if members is None else [ranks[member] for member in members], self.timeout)
         self.learner, self.learners = self.rendezvous.learner, self.rendezvous.learners
+        self.inside = inside
         own = dist.ProcessGroupGloo(self.rendezvous.store, self.learner, self.learners, self.timeout)
         # PyTorch's annotations have a backend without methods, but it has those of a group.
         self._group = cast(dist.ProcessGroup, own)
@@ -85,6 +101,11 @@ class Transport:
         self._longest: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         # Nothing before the first step is of one.
         self._position = NO_STEP
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Its own process group."""
+        return self._group
 
     def start_sum(self, tensor: torch.Tensor) -> dist.Work:
         """Starts to sum a tensor over all learners, in place."""
@@ -108,6 +129,12 @@ class Transport:
         """Returns all learners' messages of a round that is not of a step."""
         self._start([message], True, NO_STEP)
         return [each.tobytes() for each in self.finish()]
+
+    def combine(self, numbers: Sequence[float], combine: Callable[[Sequence[float]], float]) -> list[float]:
+        """Returns for each of the numbers the largest, or the sum, of all learners: the same bits for all."""
+        form = f"<{len(numbers)}d"
+        received = self.all_gather(struct.pack(form, *numbers))
+        return [combine(column) for column in zip(*(struct.unpack(form, each) for each in received))]
 
     def finish(self) -> list[Rows]:
         """Returns all learners' messages of the oldest round, as arrays of bytes."""
@@ -253,7 +280,7 @@ class Worker:
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
-def _serve(jobs: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
+def _serve(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
         # A job holds buckets, which must not stay until the next one comes.

@@ -161,7 +161,7 @@ pub(crate) trait Rounds: Send + Sync {
 ///
 /// Where bins do not divide evenly, which owners get one more depends on the layer, so that many small layers do not all
 /// fall to the same owners.
-pub(crate) fn shard(layout: &Layout, layer: usize, owner: usize, learners: usize) -> Range<usize> {
+pub fn shard(layout: &Layout, layer: usize, owner: usize, learners: usize) -> Range<usize> {
     let elements = layout[layer].elements();
     let bin = match layout[layer].treatment {
         Treatment::Bins(bin) => bin as usize,

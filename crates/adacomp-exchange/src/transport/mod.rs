@@ -63,6 +63,11 @@ pub trait Transport {
     /// Finishes the oldest round that was started.
     fn finish(&mut self) -> Result<Messages, TransportError>;
 
+    /// Returns the other processes of the learner that is hosted here, if several are one learner.
+    fn inside(&mut self) -> Option<&mut dyn Inside> {
+        None
+    }
+
     /// Runs a round while none is under way: sends a message of each learner that is hosted here to all, and returns all
     /// learners' messages.
     fn all_gather(&mut self, messages: Vec<Vec<u8>>) -> Result<Vec<Arc<Vec<u8>>>, TransportError> {
@@ -89,6 +94,16 @@ pub trait Transport {
     }
 }
 
+/// Processes that together are one learner, such as those of one machine: each exchanges its part of the model with the processes
+/// that have the same part elsewhere. All of them call the same, in the same order.
+pub trait Inside {
+    /// Replaces the scales of these layers, which are parts of parameters, by those of the whole parameters.
+    fn share_scales(&mut self, layers: &[usize], scales: &mut [f32]) -> Result<(), TransportError>;
+
+    /// Returns whether all of them can use the step.
+    fn agree(&mut self, good: bool) -> Result<bool, TransportError>;
+}
+
 /// A borrowed transport, which can be used for something else after.
 impl<T: Transport> Transport for &mut T {
     fn learners(&self) -> usize {
@@ -105,6 +120,10 @@ impl<T: Transport> Transport for &mut T {
 
     fn finish(&mut self) -> Result<Messages, TransportError> {
         (**self).finish()
+    }
+
+    fn inside(&mut self) -> Option<&mut dyn Inside> {
+        (**self).inside()
     }
 }
 

@@ -1,0 +1,168 @@
+"""Several processes that are one learner, such as those of one machine.
+
+Each process has its part of every parameter, by its place. It exchanges that with the processes of the same place on other
+machines. Little is left to do inside: the scale of a parameter is that of all its parts, and all processes drop a step together.
+For DDP, whose processes all have the whole gradient, :class:`Node` also sums gradients inside, and brings the average to all.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from .._native import Layout
+from .config import NodeSize
+from .transport import Transport
+
+# For each parameter the first element and the end of the part of each place.
+Cut = Sequence[Sequence[tuple[int, int]]]
+
+
+class Inside:
+    """The processes that together are one learner. Used by one thread at a time, in the same order on all of them."""
+
+    def __init__(self, transport: Transport, model: Layout, cut: Cut) -> None:
+        self.transport, self._cut = transport, cut
+        self.place, self.places = transport.learner, transport.learners
+        # Parameters of which this place has something, and what; these are the layers that it exchanges.
+        own = [(number, *ranges[self.place]) for number, ranges in enumerate(cut)]
+        self.parts = [(number, start, end) for number, start, end in own if end > start]
+        self._layers = {number: layer for layer, (number, _, _) in enumerate(self.parts)}
+        self._shared: list[int] = []
+        self.count_bins(model)
+
+    def count_bins(self, model: Layout) -> None:
+        """Takes over the length of bins from a layout of whole parameters."""
+        # Bins of each place, for parameters that have bins at several places.
+        self._bins: dict[int, list[int]] = {}
+        for number, (ranges, treatment) in enumerate(zip(self._cut, model.treatments)):
+            if isinstance(treatment, int) and sum(end > start for start, end in ranges) > 1:
+                self._bins[number] = [math.ceil((end - start) / treatment) for start, end in ranges]
+
+    def begin(self, numbers: Sequence[int]) -> list[int]:
+        """Begins a bucket of these parameters. Returns the layers that this place has of them."""
+        self._shared = [number for number in numbers if number in self._bins]
+        return [self._layers[number] for number in numbers if number in self._layers]
+
+    def share_scales(self, layers: list[int], scales: list[float]) -> list[float]:
+        """Returns the scales of whole parameters, from those of the parts that this place has of the bucket."""
+        if not self._shared:
+            return scales
+        own = {self.parts[layer][0]: scale for layer, scale in zip(layers, scales)}
+        sums = [own.get(number, 0.0) * self._bins[number][self.place] for number in self._shared]
+        totals = self.combine(sums, math.fsum)
+        whole = {number: total / sum(self._bins[number]) for number, total in zip(self._shared, totals)}
+        return [whole.get(self.parts[layer][0], scale) for layer, scale in zip(layers, scales)]
+
+    def agree(self, good: bool) -> bool:
+        """Returns whether it is good at all places."""
+        return not any(self.combine([float(not good)], max))
+
+    def combine(self, numbers: Sequence[float], combine: Callable[[Sequence[float]], float]) -> list[float]:
+        """Returns for each of the numbers the largest, or the sum, of all places."""
+        return self.transport.combine(numbers, combine)
+
+
+class Node(Inside):
+    """The same, for processes that all have the whole gradient."""
+
+    def __init__(self, transport: Transport, model: Layout, final: Layout, device_group: dist.ProcessGroup | None) -> None:
+        """Parameters are cut between the bins that they have in the end. The device's own process group sums gradients that are
+        not in the processor's memory."""
+        places = range(transport.learners)
+        cut = [[final.shard(number, place, len(places)) for place in places] for number in range(len(final.names))]
+        super().__init__(transport, model, cut)
+        self._device_group = device_group
+        self._elements = model.elements
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._scratch: dict[str, torch.Tensor] = {}
+
+    def scatter(self, buffer: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """Returns the mean over all places of this place's part of a bucket."""
+        plan = self._plan(buffer, numbers)
+        packed = self._temporary("packed", plan, buffer)
+        for (start, end), (row, column) in plan.pieces:
+            torch.div(buffer[start:end], self.places, out=packed[row, column : column + end - start])
+        if self._device_group is None:
+            # Gloo's own reduce-scatter sends as much as an all-reduce.
+            received = self._temporary("received", plan, buffer)
+            self._wait(self.transport.group.alltoall_base(received.view(-1), packed.view(-1), [], []))
+            torch.sum(received, 0, out=plan.shard)
+        else:
+            self._wait(self._device_group._reduce_scatter_base(plan.shard, packed.view(-1), dist.ReduceScatterOptions()))
+        return plan.shard[: plan.lengths[self.place]]
+
+    def gather(self, buffer: torch.Tensor, numbers: Sequence[int]) -> None:
+        """Writes all places' parts of a bucket, which are where `scatter` has left them."""
+        plan = self._plan(buffer, numbers)
+        received = self._temporary("received", plan, buffer)
+        group = self._device_group or self.transport.group
+        self._wait(group._allgather_base(received.view(-1), plan.shard))
+        for (start, end), (row, column) in plan.pieces:
+            buffer[start:end] = received[row, column : column + end - start]
+
+    def _plan(self, buffer: torch.Tensor, numbers: Sequence[int]) -> "_Plan":
+        key = tuple(numbers)
+        if key not in self._plans:
+            self._plans[key] = _Plan([self._elements[number] for number in key], [self._cut[number] for number in key], buffer)
+        return self._plans[key]
+
+    def _temporary(self, use: str, plan: "_Plan", buffer: torch.Tensor) -> torch.Tensor:
+        """Returns memory for all parts of a bucket, which the next bucket uses again."""
+        elements = self.places * plan.shard.numel()
+        if use not in self._scratch or self._scratch[use].numel() < elements or self._scratch[use].dtype != buffer.dtype:
+            self._scratch[use] = torch.zeros(elements, dtype=buffer.dtype, device=buffer.device)
+        return self._scratch[use][:elements].view(self.places, -1)
+
+    def _wait(self, work: Any) -> None:
+        self.transport.wait(work)
+
+
+class _Plan:
+    """Where the parts of a bucket's parameters go: a row for each place."""
+
+    def __init__(self, elements: Sequence[int], cut: Cut, buffer: torch.Tensor) -> None:
+        # Where in the bucket, and in which row from which column.
+        self.pieces: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        self.lengths = [0] * len(cut[0])
+        first = 0
+        for count, ranges in zip(elements, cut):
+            for place, (start, end) in enumerate(ranges):
+                if end > start:
+                    self.pieces.append(((first + start, first + end), (place, self.lengths[place])))
+                    self.lengths[place] += end - start
+            first += count
+        self.shard = torch.zeros(max(self.lengths), dtype=buffer.dtype, device=buffer.device)
+
+
+def members(group: dist.ProcessGroup, node_size: NodeSize) -> tuple[list[int], list[int]]:
+    """Returns the members of a process group that have this process's place on all machines, and those of its own machine, by
+    their numbers in the group."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if isinstance(node_size, DeviceMesh):
+        if node_size.ndim != 2:
+            raise ValueError(
+                f"node_size is a mesh of {node_size.ndim} dimensions; expected two: machines, and places in a machine"
+            )
+        node_size = (node_size.get_group(0), node_size.get_group(1))
+    if isinstance(node_size, tuple):
+        between, inside = ([dist.get_group_rank(group, each) for each in dist.get_process_group_ranks(one)] for one in node_size)
+        if len(between) * len(inside) != size or set(between) & set(inside) != {rank}:
+            raise ValueError(
+                f"node_size: {len(between)} machines of {len(inside)} processes, but DDP's group has {size} processes"
+            )
+        return between, inside
+    if node_size == "auto":
+        if "LOCAL_WORLD_SIZE" not in os.environ:
+            raise ValueError(
+                "node_size='auto' reads LOCAL_WORLD_SIZE, which torchrun sets; pass the number of processes of a machine"
+            )
+        node_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    if size % node_size:
+        raise ValueError(f"node_size {node_size}, but DDP's group has {size} processes; expected a divisor")
+    machine, place = divmod(rank, node_size)
+    return list(range(place, size, node_size)), list(range(machine * node_size, (machine + 1) * node_size))
