@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from learners import learners, on_learners
+from torch import nn
 from torch.nn.functional import cross_entropy
-from training import STRATEGIES, assert_replicas, attach, batch, everywhere, make, own_state, residual_mean, train, weights
+from training import STRATEGIES, Net, assert_replicas, attach, batch, everywhere, make, own_state, residual_mean, train, weights
 
-from adacomp.torch import AdaCompState, Config, adacomp_hook
+from adacomp.torch import AdaCompState, Config, LocalAdam, adacomp_hook
 
 
 def run_and_save(folder, strategy, steps, form):
@@ -164,3 +165,38 @@ def test_going_dense_takes_residuals_along(strategy):
     assert kept.abs().max() > 1e-3
     assert not residual_mean(other, off).any()
     assert all(torch.equal(one, flat) for one in everywhere(flat))
+
+
+class More(Net):
+    """With a layer more, and one that is wider."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc2, self.fc3 = nn.Linear(120, 40), nn.Linear(40, 10)
+
+    def forward(self, images):
+        return self.fc3(super().forward(images))
+
+
+@pytest.mark.parametrize("consolidate", [False, True])
+@on_learners(2)
+def test_a_model_that_was_changed_loads_what_fits(consolidate):
+    """Without `strict` what is new begins with nothing, and what is gone is left out; both ways."""
+    for before, after in ((Net, More), (More, Net)):
+        model = make(before, seed=1)
+        hook = attach(model, local_adam=LocalAdam())
+        train(model, 4, torch.optim.SGD(model.parameters(), 0.003))
+        state = hook.state_dict(consolidate=consolidate)
+        other = make(after)
+        again = attach(other, local_adam=LocalAdam())
+        with pytest.raises(ValueError, match="fc2"):
+            again.load_state_dict(state)
+        again.load_state_dict(state, strict=False)
+        prefix = "" if consolidate else f"learner {dist.get_rank()} of 2/"
+        found = again.state_dict(consolidate=consolidate)
+        for key in ("residual.conv2.weight", "residual.fc1.weight", "adam.first.fc1.weight"):
+            assert state[prefix + key].any() and torch.equal(found[prefix + key], state[prefix + key]), key
+        if after is More:
+            assert not found[prefix + "residual.fc2.weight"].any() and not found[prefix + "adam.first.fc3.weight"].any()
+        train(other, 2, torch.optim.SGD(other.parameters(), 0.003))
+        assert_replicas(other)

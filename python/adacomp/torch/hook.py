@@ -42,7 +42,7 @@ class AdaCompState:
         self._in_place: bool | None = None
         self._door: DdpDoor | FsdpDoor | None = None
         self._runtime: Runtime | None = None
-        self._to_load: list[Mapping[str, torch.Tensor]] | None = None
+        self._to_load: tuple[list[Mapping[str, torch.Tensor]], bool] | None = None
         # Whether the hook has been called, or is sure to be.
         self._used = [False]
         weakref.finalize(self, _warn_if_unused, self._used)
@@ -86,8 +86,8 @@ class AdaCompState:
             if warning := report.unmatched(self._runtime):
                 logger.warning("%s", warning)
         if self._to_load is not None:
-            states, self._to_load = self._to_load, None
-            self._runtime.load_state_dict(states)
+            (states, strict), self._to_load = self._to_load, None
+            self._runtime.load_state_dict(states, strict)
 
     def stats(self) -> dict[str, Any]:
         """Returns what the hook does and what that is worth.
@@ -115,14 +115,17 @@ class AdaCompState:
             raise RuntimeError("Accelerate keeps one learner's state only: register_for_checkpointing(hook.consolidated)")
         return self._bound().state_dict(consolidate)
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]], strict: bool = True
+    ) -> None:
         """Takes over what was saved: this learner's own, or one that is consolidated, or a list of those of all learners, from
-        which any number of learners can go on. All learners must do so, or none."""
+        which any number of learners can go on. All learners must do so, or none. Without ``strict`` the state may be of another
+        model: parameters that it does not have, or in another shape, begin with nothing, and others of it are left out."""
         states = [state] if isinstance(state, Mapping) else list(state)
         if self._runtime is None:
-            self._to_load = states
+            self._to_load = states, strict
         else:
-            self._runtime.load_state_dict(states)
+            self._runtime.load_state_dict(states, strict)
 
     @property
     def consolidated(self) -> "Consolidated":

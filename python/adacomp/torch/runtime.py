@@ -214,9 +214,9 @@ class Runtime:
                 self._fail(error)
             raise
 
-    def load_state_dict(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def load_state_dict(self, states: Sequence[Mapping[str, torch.Tensor]], strict: bool = True) -> None:
         self.check()
-        self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states)))
+        self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states, strict)))
         self.keeps = True
 
     def close(self) -> None:

@@ -201,7 +201,8 @@ class Piece:
         return residuals, owner, self.by
 
 
-def load(runtime: Runtime, states: Sequence[Tensors]) -> None:
+def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
+    """Without `strict`, parameters that no state has begin with nothing, and what the model does not have is left out."""
     pieces = [piece for state in states for piece in _pieces(state)]
     here = (runtime.inside.place, runtime.inside.places) if runtime.inside else (0, 1)
     same_place = [piece for piece in pieces if (piece.place, piece.places) == here]
@@ -210,10 +211,10 @@ def load(runtime: Runtime, states: Sequence[Tensors]) -> None:
         fits = len(same_place) == len(pieces)
     else:
         fits = bool(same_place) and all(names.issuperset(piece.tensors.get(RESIDUAL, ())) for piece in same_place)
-    native = [piece.native(runtime) for piece in same_place] if fits else _assembled(runtime, pieces)
+    native = [piece.native(runtime) for piece in same_place] if fits and strict else _assembled(runtime, pieces, strict)
     learner = (runtime.transport.learner, runtime.learners)
     own = [piece for piece in same_place if fits and piece.learner() == learner]
-    moments = _read_moments(runtime, own or pieces)
+    moments = _read_moments(runtime, own or pieces, strict)
     runtime.exchange.load(native)
     if runtime.config.strategy == "auto":
         # As many learners as before keep to what was chosen then, whatever this version would choose.
@@ -245,7 +246,7 @@ def _pieces(state: Tensors) -> Iterator[Piece]:
         yield Piece(_text(tensors, TEXT), place, places, _text(tensors, STRATEGY), RATE in tensors, kinds)
 
 
-def _assembled(runtime: Runtime, pieces: Sequence[Piece]) -> list[Native]:
+def _assembled(runtime: Runtime, pieces: Sequence[Piece], strict: bool) -> list[Native]:
     """Returns the residuals of all learners that have saved, for the parts of parameters that are here. What owners kept is
     added, which conserves it, because it is of the average."""
     natives: list[Native] = []
@@ -263,7 +264,7 @@ def _assembled(runtime: Runtime, pieces: Sequence[Piece]) -> list[Native]:
                 missing += [name] if found < values.numel() else []
         saved = {PART.sub(r"\1", name) for piece in own for name in piece.tensors.get(RESIDUAL, ())}
         extra = sorted(saved.difference(runtime.model.layout.names))
-        if missing or extra:
+        if strict and (missing or extra):
             raise ValueError(
                 f"saved residuals of learner {learner[0]} do not fit the model: missing or reshaped {missing}; extra {extra}; "
                 "give the states of all processes"
@@ -291,7 +292,7 @@ def _collect(index: Index, kind: str, number: int, start: int, end: int) -> tupl
     return values, found
 
 
-def _read_moments(runtime: Runtime, pieces: Sequence[Piece]) -> dict[int, tuple[int, torch.Tensor, torch.Tensor]]:
+def _read_moments(runtime: Runtime, pieces: Sequence[Piece], strict: bool) -> dict[int, tuple[int, torch.Tensor, torch.Tensor]]:
     """Returns, by layer, those of one learner, or the average of those of several."""
     found = any(STEPS in piece.tensors for piece in pieces)
     if found and not runtime.moments:
@@ -309,7 +310,9 @@ def _read_moments(runtime: Runtime, pieces: Sequence[Piece]) -> dict[int, tuple[
         for kind in (FIRST, SECOND):
             collected = [_collect(index, kind, *part) for index in indices]
             if not steps or any(found < values.numel() for values, found in collected):
-                raise ValueError(f"{kind}{runtime.layout.names[layer]} is missing in a state, or has another shape")
+                if strict:
+                    raise ValueError(f"{kind}{runtime.layout.names[layer]} is missing in a state, or has another shape")
+                steps = [0]
             means.append(torch.stack([values for values, _ in collected]).mean(0).to(runtime.device))
         if max(steps):
             moments[layer] = (max(steps), means[0], means[1])
