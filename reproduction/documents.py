@@ -111,10 +111,10 @@ def varies(setting: str, study: Study, model: str) -> bool:
 
 
 def best_dense(group: Group, groups: list[Group], key: str) -> float | None:
-    """Returns the lowest result of dense training of the same model that saw the same samples."""
+    """Returns the lowest result of dense training of the same model, with the same seeds and samples."""
     alike = ("recipe", "side", "epochs", "steps", "minibatch", "outlier-step")
     dense = [
-        other.mean(key)
+        other.with_seeds_of(group).mean(key)
         for other in groups
         if other.run["scheme"] == "dense" and other.run["compress"] is None and all(other.run[x] == group.run[x] for x in alike)
     ]
