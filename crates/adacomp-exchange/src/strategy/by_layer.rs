@@ -57,6 +57,8 @@ pub(crate) trait LayerRounds: Default + Send + Sync {
 pub(crate) struct Dense {
     /// What owners that are hosted here have averaged, by their position.
     averages: Vec<Vec<f32>>,
+    /// The largest magnitude that learners that are hosted here send of the layer, by their position; with a clip only.
+    largest: Vec<f32>,
     result: Vec<f32>,
 }
 
@@ -68,7 +70,12 @@ impl LayerRounds for Dense {
             && let Some(Packet::Dense(values)) = learner.compressor.packet(at.layer)
         {
             if at.context.options.clip.is_some() {
-                write_values(&[largest(values.iter().copied())], message);
+                let largest_sent = slot(&mut self.largest, learner.position);
+                // Once for all receivers.
+                if receiver == 0 {
+                    *largest_sent = largest(values.iter().copied());
+                }
+                write_values(&[*largest_sent], message);
             }
             write_values(&values[at.shard(receiver)], message);
         }
