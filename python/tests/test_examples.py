@@ -128,8 +128,9 @@ def test_a_killed_learner_is_restarted_and_nothing_is_lost(mnist, mnist_command,
     assert digest(states[0]) == digest(states[1])
     # With one learner fewer.
     saved, *own = states[1]
-    kept = {name: sum(state["adacomp"][name] for state in own) / 3 for name in own[0]["adacomp"] if name != "adacomp"}
-    flat = [kept.get(f"residual.{name}", torch.zeros_like(values)).flatten() for name, values in saved["model"].items()]
+    residuals = [{key.split("/residual.")[-1]: values for key, values in state["adacomp"].items()} for state in own]
+    kept = {name: sum(state[name] for state in residuals) / 3 for name in saved["model"] if name in residuals[0]}
+    flat = [kept.get(name, torch.zeros_like(values)).flatten() for name, values in saved["model"].items()]
     for mean in learners(2).run(go_on, tmp_path, mnist):
         assert mean.any()
         torch.testing.assert_close(mean, torch.cat(flat))
