@@ -222,6 +222,11 @@ impl Exchange {
         py.detach(|| self.exchange.end_flush(arrived)).map_err(failed)
     }
 
+    /// Multiplies what the learner keeps, also as an owner, by a factor from 0 to 1. All learners must do the same, between steps.
+    fn decay(&mut self, py: Python<'_>, factor: f32) -> PyResult<()> {
+        py.detach(|| self.exchange.decay(factor)).map_err(refused)
+    }
+
     /// Returns a copy of a parameter's residual, or None if it is sent dense.
     fn residual<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
         check_layer(self.layout(), layer)?;

@@ -63,6 +63,11 @@ impl Learners {
         py.detach(|| self.0.finish(&mut slices)).map(non_finite).map_err(failed)
     }
 
+    /// Multiplies what all learners keep, also as owners, by a factor from 0 to 1, between steps.
+    fn decay(&mut self, py: Python<'_>, factor: f32) -> PyResult<()> {
+        py.detach(|| self.0.decay(factor)).map_err(refused)
+    }
+
     /// Returns the bytes that a learner sent and received in the last step, on average over learners.
     fn traffic(&mut self) -> (f64, f64) {
         let learners = self.0.transport().learners();

@@ -371,6 +371,28 @@ def test_learners_go_on_where_they_stopped(strategy):
         Learners(layout, 2, owner_divisor=0)
 
 
+@pytest.mark.parametrize("strategy", ["gather", "sharded"])
+def test_residuals_decay(strategy):
+    layout, random = Layout(PARAMETERS), Random(6)
+    learners, gradients = Learners(layout, 2, strategy), random.gradients(layout)
+    submit_all(learners, [gradients, gradients], layout)
+    before = learners.residual_norms(1)
+    learners.decay(0.5)
+    assert before[1] > 0 and learners.residual_norms(1)[:2] == [norm / 2 for norm in before[:2]]
+    exchange = Exchange(layout, strategy, "rice", Echo())
+    bucket = numpy.concatenate(list(gradients.values()))
+    exchange.submit(bucket, [0, 1, 2])
+    with pytest.raises(adacomp.Error, match="open"):
+        exchange.decay(0.5)
+    assert exchange.finish([(bucket, [0, 1, 2])]) is None
+    kept = exchange.kept(1)
+    exchange.decay(0.25)
+    assert kept.any() and (exchange.kept(1) == kept / 4).all()
+    for each in (learners, exchange):
+        with pytest.raises(adacomp.Error, match="from 0 to 1"):
+            each.decay(1.5)
+
+
 @pytest.mark.parametrize("wrong", range(len(PARAMETERS)))
 def test_learners_check_all_gradients_before_they_take_any(wrong):
     layout = Layout(PARAMETERS)

@@ -511,6 +511,16 @@ impl<T> Exchange<T> {
         self.sending = sending;
     }
 
+    /// Multiplies by a factor from 0 to 1 what learners that are hosted here keep, also as owners, so the mean over learners of what
+    /// waits is multiplied, too. All learners must do the same, between steps; it counts even if the next step is dropped.
+    pub fn decay(&mut self, factor: f32) -> Result<(), ExchangeError> {
+        if self.is_open() {
+            return Err(CompressError::Open.into());
+        }
+        let mut compressors = self.hosted.iter_mut().flat_map(Learner::compressors);
+        Ok(compressors.try_for_each(|compressor| compressor.decay(factor))?)
+    }
+
     /// Makes layers whose gradient is zero everywhere send nothing from now on: see [`Compressor::set_skip_unused`].
     pub fn set_skip_unused(&mut self, skip: bool) {
         let compressors = self.hosted.iter_mut().flat_map(Learner::compressors);

@@ -458,6 +458,21 @@ impl Compressor {
         self.layers[layer].residual.as_mut().expect("a layer with a residual").subtracted()
     }
 
+    /// Multiplies all residuals by a factor between steps, so that what is never sent is forgotten. With 1 nothing changes.
+    pub fn decay(&mut self, factor: f32) -> Result<(), CompressError> {
+        if !(0.0..=1.0).contains(&factor) {
+            return Err(CompressError::Decay { factor });
+        }
+        if self.open {
+            return Err(CompressError::Open);
+        }
+        if factor < 1.0 {
+            let residuals = self.layers.iter_mut().filter_map(|layer| layer.residual.as_mut());
+            residuals.flat_map(Residual::subtracted).for_each(|value| *value *= factor);
+        }
+        Ok(())
+    }
+
     /// Returns the residuals and the numbers of their layers.
     #[cfg(feature = "state")]
     pub(crate) fn residuals(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {

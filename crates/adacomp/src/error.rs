@@ -98,6 +98,9 @@ pub enum CompressError {
     /// A learner number that does not fit a frame's 32 bits.
     #[error("learner {learner} is not below 2^32")]
     Learner { learner: usize },
+    /// A factor for residuals that is not between 0 and 1.
+    #[error("residuals cannot be multiplied by {factor}: choose a number from 0 to 1")]
+    Decay { factor: f32 },
     /// An inverse loss scale that is not a positive number.
     #[error("inverse loss scale {scale} is not a positive finite number")]
     LossScale { scale: f32 },

@@ -2,7 +2,7 @@
 
 use crate::hand::{carry, protocols, submit};
 use crate::support::{STRATEGIES, model};
-use adacomp::{Compressor, StateError};
+use adacomp::{CompressError, Compressor, StateError};
 use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{ExchangeError, LearnerState, Strategy};
 
@@ -78,6 +78,26 @@ fn another_number_of_learners_conserves_what_is_kept() {
             submit(&mut new, 3);
             assert!(carry(&mut new, |_, _| {}).iter().all(Result::is_ok));
         }
+    }
+}
+
+#[test]
+fn what_learners_and_owners_keep_decays_alike() {
+    for strategy in [Strategy::Gather, Strategy::Reduce, Strategy::Sharded] {
+        let (mut protocols, _) = trained(3, strategy);
+        let before = [0, 2].map(|layer| kept(&mut protocols, layer));
+        protocols.iter_mut().for_each(|protocol| protocol.decay(0.5).unwrap());
+        // Half of an f32 is exact.
+        let half = before.map(|kept| kept.into_iter().map(|value| value / 2.0).collect::<Vec<_>>());
+        assert_eq!([0, 2].map(|layer| kept(&mut protocols, layer)), half, "{strategy:?}");
+        assert!(half.iter().flatten().any(|value| *value != 0.0));
+        submit(&mut protocols, 3);
+        assert!(matches!(protocols[0].decay(0.5), Err(ExchangeError::Compress(CompressError::Open))));
+        assert!(carry(&mut protocols, |_, _| {}).iter().all(Result::is_ok));
+        assert!(matches!(
+            protocols[0].decay(1.5),
+            Err(ExchangeError::Compress(CompressError::Decay { factor: 1.5 }))
+        ));
     }
 }
 

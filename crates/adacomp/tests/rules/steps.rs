@@ -28,6 +28,26 @@ fn two_steps_by_hand() {
     assert_eq!(compressor.residual(0).unwrap(), [0.0, 0.0, 0.25, 0.0, -1.0, -0.25, -0.75, 0.0]);
 }
 
+/// The first step of [`two_steps_by_hand`], whose residual then decays.
+#[test]
+fn a_residual_decays_after_what_was_sent_has_left_it() {
+    let mut compressor = Compressor::new(one_layer(8, 4));
+    let gradient = [4.0, 3.0, 1.0, 0.0, 2.0, -1.5, 0.5, 0.0];
+    step(&mut compressor, &gradient);
+    compressor.decay(1.0).unwrap();
+    assert!(compressor.last_packet(0).is_some(), "nothing to do, so nothing is done");
+    compressor.decay(0.5).unwrap();
+    assert_eq!(compressor.residual(0).unwrap(), [0.5, 0.0, 0.5, 0.0, -0.5, 0.75, 0.25, 0.0]);
+    for factor in [-0.1, 1.1, f32::NAN, f32::INFINITY] {
+        assert!(matches!(compressor.decay(factor), Err(CompressError::Decay { .. })), "{factor}");
+    }
+    compressor.compress(&[("weight", gradient.as_slice().into())]).unwrap();
+    assert_eq!(compressor.decay(0.5), Err(CompressError::Open));
+    compressor.rollback();
+    compressor.decay(0.0).unwrap();
+    assert_eq!(compressor.residual(0).unwrap(), [0.0; 8]);
+}
+
 /// The maxima are 1, 2, 3 and 10,000: the last counts for ten medians, which is the third.
 #[test]
 fn a_clamped_scale_is_not_inflated() {
