@@ -14,6 +14,9 @@ use std::ops::Range;
 /// The number of elements whose signs are added up in the nearest cache.
 const BLOCK: usize = 1 << 12;
 
+/// Signs that are read together.
+const SIGNS_AT_ONCE: usize = 32;
+
 /// Adds up the signs of all senders, each with its selection from a range in ascending order. Writes the elements whose sum is
 /// not 0, by their offset in the range, and the sum.
 pub(crate) fn add_signs(senders: &[Vec<Selected>], range: Range<usize>, sums: &mut Vec<(u32, i32)>) {
@@ -131,8 +134,10 @@ fn decode_nonzero(bytes: &mut &[u8], layer: usize, elements: usize) -> Result<Ve
     let all: Vec<u32> = (0..elements as u32).collect();
     let indices = decode_larger(bytes, layer, &all)?;
     let mut bits = BitReader::new(bytes);
-    for index in indices {
-        selected.push(Selected::new(index, bits.read(1)? == 1));
+    selected.reserve_exact(indices.len());
+    for some in indices.chunks(SIGNS_AT_ONCE) {
+        let signs = bits.read(some.len() as u32)?;
+        selected.extend((0..).zip(some).map(|(bit, index)| Selected::new(*index, signs >> bit & 1 == 1)));
     }
     *bytes = bits.after().ok_or(DecodeError::Trailing { part: "signs", count: 0 })?;
     Ok(selected)

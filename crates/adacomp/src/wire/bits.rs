@@ -77,6 +77,7 @@ impl<'a> BitReader<'a> {
     }
 
     /// Loads `word` with at least [`AT_HAND`] bits; past the end they are 0.
+    #[inline]
     pub(super) fn refill(&mut self) {
         if !self.refill_before_end() {
             while self.left < AT_HAND {
@@ -146,7 +147,16 @@ impl<'a> BitReader<'a> {
     #[inline]
     pub fn read_rice(&mut self, parameter: u32) -> Result<u64, DecodeError> {
         assert!(parameter <= 30);
-        Ok(self.read_zeros()? << parameter | self.read(parameter)?)
+        self.refill();
+        let zeros = self.word.trailing_zeros();
+        let length = zeros + 1 + parameter;
+        if length > AT_HAND {
+            return Ok(self.read_zeros()? << parameter | self.read(parameter)?);
+        }
+        // Nearly all are short, and read at once.
+        let number = u64::from(zeros) << parameter | self.word >> zeros >> 1 & !(!0 << parameter);
+        self.skip(length);
+        if self.past_end() { Err(TRUNCATED) } else { Ok(number) }
     }
 
     /// Returns the number of bits read so far.
