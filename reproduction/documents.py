@@ -30,7 +30,7 @@ def ratio(value: float | None) -> str:
 
 def ratios(group: Group, *kinds: str) -> Row:
     """Returns the compression ratio and the frame ratios, overall and of these kinds of layers."""
-    row = {"compression ratio": "1" if group.run["scheme"] == "dense" else ratio(group.compression_ratio())}
+    row = {"compression ratio": "1" if group.is_plain else ratio(group.compression_ratio())}
     for kind in ("overall", *kinds):
         codes, name = CODES, f"{kind}: `rice`, `paper`, floor"
         if kind == "overall":
@@ -97,7 +97,7 @@ def study_table(study: Study, groups: list[Group]) -> str:
         measure, received = measure_of(group.run["recipe"]), group.mean("bytes_received")
         row = {key: "" if group.run[key] is None else str(group.run[key]) for key in settings}
         row[column] = measure.show(group.values(measure.key))
-        dense = best_dense(group, groups, measure.key) if group.run["scheme"] != "dense" else None
+        dense = best_dense(group, groups, measure.key) if not group.is_plain else None
         row["behind dense"] = measure.behind(dense, group.mean(measure.key))
         row |= ratios(group, "matrix", "conv")
         row["bytes received in a step"] = "" if received is None else f"{received:,.0f}"
@@ -116,7 +116,7 @@ def best_dense(group: Group, groups: list[Group], key: str) -> float | None:
     dense = [
         other.with_seeds_of(group).mean(key)
         for other in groups
-        if other.run["scheme"] == "dense" and other.run["compress"] is None and all(other.run[x] == group.run[x] for x in alike)
+        if other.is_plain and other.run["compress"] is None and all(other.run[x] == group.run[x] for x in alike)
     ]
     return min((value for value in dense if value is not None), default=None)
 

@@ -55,6 +55,11 @@ class Peer(Scheme):
         """Returns what is kept under this name, zeros at first."""
         return self.kept.setdefault((name, number), torch.zeros_like(like))
 
+    def decay(self, factor: float) -> None:
+        for (name, _), rest in self.kept.items():
+            if name == "rest" and factor != 1:
+                rest *= factor
+
     def residual_norm(self) -> float:
         return math.hypot(*(rest[0].norm().item() for (name, _), rest in self.kept.items() if name == "rest"))
 
@@ -157,15 +162,12 @@ class DeMo(Peer):
     all_layers = True
     is_reduced = False
     DECAY = 0.999
-    SIDE = 64
 
     def layer(self, step: int, number: int, gradients: Tensor) -> tuple[Tensor, float]:
         rest = self.keep("rest", number, gradients)
         rest.mul_(self.DECAY).add_(gradients)
-        rows, columns = rest.flatten(2).shape[1:] if rest.dim() > 2 else (1, rest.shape[1])
-        sides = chunk_side(rows, self.SIDE), chunk_side(columns, self.SIDE)
-        across, down = cosines(sides[0]), cosines(sides[1])
-        chunks = rest.view(-1, rows // sides[0], sides[0], columns // sides[1], sides[1]).transpose(2, 3)
+        chunks = chunks_of(rest)
+        across, down = cosines(chunks.shape[-2]), cosines(chunks.shape[-1])
         coefficients = (across @ chunks @ down.T).flatten(3)
         top = min(self.options.chunk_top, coefficients.shape[-1])
         indices = coefficients.abs().topk(top, -1).indices
@@ -174,6 +176,48 @@ class DeMo(Peer):
         rest -= back
         # A value of 16 bits and its place in the chunk in 16.
         return back.mean(0).sign(), 4.0 * top * chunks.shape[1] * chunks.shape[2]
+
+
+class SparseLoCo(Peer):
+    """Sarfi et al., 2025: the largest elements of each chunk of what local steps have moved, in two bits each. Its other rules
+    are settings: 30 local steps, residuals that decay by 0.95, an outer rate of 1, 64 elements of a chunk."""
+
+    all_layers = True
+    is_reduced = False
+    LEVELS = 4
+
+    def layer(self, step: int, number: int, gradients: Tensor) -> tuple[Tensor, float]:
+        rest = self.keep("rest", number, gradients)
+        rest += gradients
+        chunks = chunks_of(rest)
+        flat = chunks.flatten(3)
+        elements = flat.shape[-1]
+        top = min(self.options.chunk_top, elements)
+        indices = flat.abs().topk(top, -1).indices
+        values = torch.stack([self.rounded(own) for own in flat.gather(-1, indices)])
+        sent = torch.zeros_like(flat).scatter_(-1, indices, values).view_as(chunks).transpose(2, 3).reshape_as(rest)
+        rest -= sent
+        # Places need no bits where all are sent.
+        bits = 2 + (math.ceil(math.log2(elements)) if top < elements else 0)
+        return sent.mean(0), indices[0].numel() * bits / 8 + 4.0 * self.LEVELS
+
+    def rounded(self, values: Tensor) -> Tensor:
+        """Cuts six standard deviations around the mean into as many ranges as there are levels, and replaces values by the means
+        of those in the same range."""
+        width = 6 * values.std() / self.LEVELS if values.numel() > 1 else torch.tensor(0.0)
+        if not width > 0:
+            return values
+        ranges = ((values - values.mean()) / width + self.LEVELS // 2).round().long().clamp_(0, self.LEVELS - 1)
+        zeros = torch.zeros(self.LEVELS)
+        counts = zeros.scatter_add(0, ranges.flatten(), torch.ones(values.numel()))
+        return (zeros.scatter_add(0, ranges.flatten(), values.flatten()) / counts.clamp_(min=1))[ranges]
+
+
+def chunks_of(layers: Tensor, side: int = 64) -> Tensor:
+    """Returns the chunks of all learners' layers: learner, row and column of the chunk, row and column in it."""
+    rows, columns = layers.flatten(2).shape[1:] if layers.dim() > 2 else (1, layers.shape[1])
+    height, width = chunk_side(rows, side), chunk_side(columns, side)
+    return layers.view(-1, rows // height, height, columns // width, width).transpose(2, 3)
 
 
 @cache
@@ -191,3 +235,4 @@ def chunk_side(length: int, wanted: int) -> int:
 
 
 PEERS: dict[str, type[Peer]] = {"powersgd": PowerSgd, "dgc": Dgc, "1-bit-adam": OneBitAdam, "demo": DeMo}
+PEERS["sparseloco"] = SparseLoCo

@@ -32,7 +32,7 @@ class Scheme:
         self.kinds = kinds(model, self.named)
         self.layout = self.layout_of(options.matrix_bin)
         # Since the start: bytes that a learner sent and received, and those of its frame by kind of layer and by code.
-        self.traffic = [0.0, 0.0]
+        self.traffic, self.frames = [0.0, 0.0], 0
         self.bytes = {kind: dict.fromkeys(CODES, 0.0) for kind in ("conv", "matrix", "vector")}
 
     def layout_of(self, matrix_bin: int | str) -> Layout:
@@ -43,10 +43,15 @@ class Scheme:
             conv = matrix = f"top-k {options.top_percent}"
         soft_threshold = 1.0 if options.scheme == "local-selection" else options.soft_threshold
         parameters = [(name, tuple(parameter.shape), kind) for (name, parameter), kind in zip(self.named, self.kinds)]
-        return Layout(parameters, conv=conv, matrix=matrix, soft_threshold=soft_threshold, scale=options.scale)
+        policy = {} if options.vector_bin is None else {"vector": options.vector_bin, "min_elements": 1}
+        return Layout(parameters, conv=conv, matrix=matrix, soft_threshold=soft_threshold, scale=options.scale, **policy)
 
     def exchange(self, step: int, gradients: Sequence[Gradients]) -> list[Tensor] | None:
         """Returns the average of what each learner has, or None if one is not finite."""
+        raise NotImplementedError
+
+    def decay(self, factor: float) -> None:
+        """Multiplies what all learners keep."""
         raise NotImplementedError
 
     def residual_norm(self) -> float:
@@ -54,7 +59,8 @@ class Scheme:
         raise NotImplementedError
 
     def count_bytes(self, traffic: tuple[float, float], frame: Sequence[dict[str, float]]) -> None:
-        """Adds up what a step took: bytes sent and received, and those of a frame by parameter and code."""
+        """Adds up what an exchange took: bytes sent and received, and those of a frame by parameter and code."""
+        self.frames += 1
         self.traffic = [sum(pair) for pair in zip(self.traffic, traffic)]
         for kind, sizes in zip(self.kinds, frame):
             for code, total in self.bytes[kind].items():
@@ -73,7 +79,7 @@ class Scheme:
             elements = sum(count for kind, count in zip(self.kinds, self.layout.elements) if kind in wanted)
             taken = sum(self.bytes[kind][code] for kind in wanted)
             if len(wanted) == 3 and code != "floor":
-                taken += FRAME_BYTES * steps
+                taken += FRAME_BYTES * self.frames
             return 4 * elements * steps / taken if taken else None
 
         wanted = {"overall": ("conv", "matrix", "vector"), "conv": ("conv",), "matrix": ("matrix",)}
@@ -93,10 +99,30 @@ class Scheme:
         return ratios | {"bytes_sent": sent, "bytes_received": received}
 
     def state(self) -> dict[str, Any]:
-        return {"traffic": self.traffic, "bytes": self.bytes}
+        return {"traffic": self.traffic, "frames": self.frames, "bytes": self.bytes}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.traffic, self.bytes = state["traffic"], state["bytes"]
+        self.traffic, self.frames, self.bytes = state["traffic"], state["frames"], state["bytes"]
+
+
+class Dense(Scheme):
+    """An all-reduce: of local steps, where it does not come in each step."""
+
+    def __init__(self, model: nn.Module, options: argparse.Namespace, steps: int) -> None:
+        super().__init__(model, options)
+
+    def exchange(self, step: int, gradients: Sequence[Gradients]) -> list[Tensor] | None:
+        average = dense_average(gradients)
+        if not all(bool(layer.isfinite().all()) for layer in average):
+            return None
+        self.count_reduced(4)
+        return average
+
+    def decay(self, factor: float) -> None:
+        pass
+
+    def residual_norm(self) -> float:
+        return 0.0
 
 
 class Compressed(Scheme):
@@ -124,6 +150,10 @@ class Compressed(Scheme):
             return None
         self.count_bytes(self.learners.traffic(), list(self.learners.sizes().values()))
         return self.average
+
+    def decay(self, factor: float) -> None:
+        if factor != 1:
+            self.learners.decay(factor)
 
     def residuals(self) -> list[list[Tensor | None]]:
         """Returns what each learner keeps of each parameter, None for what is sent dense. They are copies."""

@@ -165,6 +165,11 @@ class Group:
         return mean(ratios)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is plain data-parallel training, with an all-reduce in each step."""
+        return self.run["scheme"] == "dense" and self.run["local-steps"] is None
+
+    @property
     def sends_frames(self) -> bool:
         """Whether learners send their frames as they are."""
         return self.run["strategy"] in (None, "gather")

@@ -110,7 +110,10 @@ def test_peers_that_may_send_everything_give_the_average() -> None:
     assert scheme.exchange(51, nan) is None
 
 
-@pytest.mark.parametrize("options", ["--scheme powersgd", "--scheme dgc --momentum 0", "--scheme 1-bit-adam"])
+KEEPS = ["--scheme powersgd", "--scheme dgc --momentum 0", "--scheme 1-bit-adam", "--scheme sparseloco --local-steps 1"]
+
+
+@pytest.mark.parametrize("options", KEEPS)
 def test_peers_keep_what_they_do_not_send(options: str) -> None:
     scheme, gradient = peer(options), [torch.randn(32, 64), torch.randn(32)]
     if isinstance(scheme, OneBitAdam):
@@ -163,7 +166,25 @@ def test_speech_has_states_and_windows_within_an_utterance(tmp_path: Path) -> No
 
 GOES_ON = ["--scheme dense", "--strategy sharded", "--optimizer adam --compress updates --bin-warm-up 0.9 --second-moment shared"]
 # Pixels that are never used have no second moment, which 1-bit Adam does not bear.
+GOES_ON += ["--local-steps 10 --vector-bin 50 --outer-momentum 0.9 --outer-rate 0.7", "--scheme dense --local-steps 10"]
+GOES_ON += ["--optimizer adam --scheme sparseloco --chunk-top 8 --local-steps 10 --residual-decay 0.95"]
 GOES_ON += ["--scheme powersgd", "--scheme 1-bit-adam --optimizer adam --learning-rate 1e-12"]
+
+
+def test_one_local_step_is_a_step_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_mnist(tmp_path / "data" / "mnist")
+    monkeypatch.setenv("ADACOMP_DATA", str(tmp_path / "data"))
+    weights = []
+    for options in ("", "--local-steps 1", "--local-steps 5"):
+        words = f"mnist-dnn --scheme dense --momentum 0 --learning-rate 0.1 --minibatch 40 --steps 10 {options}"
+        training = Training(arguments([*words.split(), "--out", str(tmp_path / options)]))
+        sent = training.train().get("bytes_sent")
+        # Of ten steps in rounds of five, two send.
+        assert not options or sent == ring_bytes(478_410, 4) / int(options[-1])
+        weights.append(training.parameters[0].detach())
+    together, one, five = weights
+    assert torch.allclose(together, one, atol=1e-5)
+    assert not torch.allclose(together, five, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", GOES_ON)
@@ -190,5 +211,5 @@ def test_the_trainer_goes_on_where_it_stopped(options: str, tmp_path: Path, monk
     assert once["history"] == twice["history"]
     states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=False)["model"] for name in ("once", "twice")]
     assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
-    if "dense" not in options:
+    if "--scheme dense" != options:
         assert 0 < once["bytes_sent"] == twice["bytes_sent"] < ring_bytes(once["parameters"], 4)

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from reproduction.datasets import load
+from reproduction.local import LocalSteps
 from reproduction.models import Lstm, Transformer, alexnet, cnn, mlp, resnet, small_resnet
 from reproduction.peers import PEERS
-from reproduction.schemes import Compressed, Gradients, Scheme, clipped, dense_average
+from reproduction.schemes import Compressed, Dense, Gradients, Scheme, clipped, dense_average
 
 # What is trained: data, and the model for a number of classes.
 MODELS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
@@ -70,10 +71,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
     parser.add_argument("--weight-decay", type=float, default=0.0, help="of SGD, added after the exchange")
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
+    parser.add_argument("--rate-warm-up", type=float, default=0.0, help="the share of all steps in which the learning rate grows")
     parser.add_argument("--clip", type=float, help="the largest norm of the averaged gradient")
     parser.add_argument("--local-clip", type=float, help="the largest norm of a learner's gradient, before it is compressed")
     parser.add_argument("--conv-bin", type=int, default=50)
     parser.add_argument("--matrix-bin", type=int, default=500)
+    parser.add_argument("--vector-bin", type=int, help="also compresses vectors and small matrices, with bins of this length")
     parser.add_argument("--soft-threshold", type=float, default=2.0)
     parser.add_argument("--scale", choices=["mean", "clamped"], default="mean")
     parser.add_argument("--top-percent", type=float, default=0.1)
@@ -89,19 +92,25 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--adam-momentum", choices=["before", "after"], default="before", help=what)
     what = "of updates that travel: whether they are multiplied by the learning rate before they are compressed or after"
     parser.add_argument("--rate", choices=["before", "after"], default="after", help=what)
-    parser.add_argument("--residual-decay", type=float, default=1.0, help="what residuals are multiplied by in each step")
+    parser.add_argument("--residual-decay", type=float, default=1.0, help="what residuals are multiplied by before each exchange")
+    what = "steps that each learner does alone, after which it sends how far its weights have moved; 0 for an exchange in each"
+    parser.add_argument("--local-steps", type=int, default=0, help=what)
+    parser.add_argument("--outer-rate", type=float, default=1.0, help="how far shared weights follow what local steps send")
+    parser.add_argument("--outer-momentum", type=float, default=0.0, help="Nesterov's, of the shared weights")
     what = "how much of what waits on a learner is applied to the weights at which its gradient is taken"
     parser.add_argument("--look-ahead", type=float, default=0.0, help=what)
     what = "with `flush` the last step also sends what waits; for `--rate before`"
     parser.add_argument("--last-step", choices=["compressed", "flush"], default="compressed", help=what)
     parser.add_argument("--rank", type=int, default=1, help="of PowerSGD")
-    parser.add_argument("--chunk-top", type=int, default=32, help="the coefficients of a chunk of 64x64 that DeMo sends")
+    parser.add_argument("--chunk-top", type=int, default=32, help="what DeMo and SparseLoCo send of a chunk of 64x64")
     parser.add_argument("--outlier-step", type=int, help="in this step a bin of learner 0's largest layer is far too large")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="a folder for progress")
     options = parser.parse_args(words)
     if options.compress == "updates" and options.optimizer != "adam":
         parser.error("--compress updates is for --optimizer adam")
+    if options.scheme == "sparseloco" and not options.local_steps:
+        parser.error("--scheme sparseloco is for --local-steps")
     if options.weight_decay and options.optimizer != "sgd":
         parser.error("--weight-decay is for --optimizer sgd")
     return options
@@ -142,8 +151,10 @@ class Training:
         self.in_epoch = len(self.data) // options.minibatch
         self.steps: int = min(options.epochs * self.in_epoch, options.steps or options.epochs * self.in_epoch)
         self.scheme: Scheme | None = None
-        if options.scheme != "dense":
-            self.scheme = PEERS.get(options.scheme, Compressed)(self.model, options, self.steps)
+        if options.scheme != "dense" or options.local_steps:
+            schemes = PEERS | {"dense": Dense}
+            self.scheme = schemes.get(options.scheme, Compressed)(self.model, options, self.steps)
+        self.local = LocalSteps(self.model, options, self.scheme) if self.scheme and options.local_steps else None
         # SGD's velocities, or Adam's moments: each learner's own where updates travel, else those of the average.
         self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.updates_travel = options.compress == "updates"
@@ -180,12 +191,20 @@ class Training:
     def one_step(self, samples: Tensor, random: torch.Generator) -> float:
         inputs, targets = self.data.train(samples, random)
         options = self.options
+        if self.local:
+            batches = zip(inputs.chunk(options.learners), targets.chunk(options.learners))
+            losses = self.local.step(self.learning_rate(), batches)
+            self.step += 1
+            if self.step % options.local_steps == 0 or self.step == self.steps:
+                self.rolled_back += not self.local.exchange(self.step)
+            self.flush_at_the_end()
+            return sum(losses) / len(losses)
         outlier = self.step == options.outlier_step
         apart = self.apart or self.scheme or self.updates_travel or outlier or options.local_clip is not None
         parts = options.learners if apart else 1
         waiting = self.waiting()
         gradients: list[Gradients] = []
-        losses: list[float] = []
+        losses = []
         for learner, (own_inputs, own_targets) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts))):
             with self.ahead(waiting[learner]) if options.look_ahead else nullcontext():
                 scores = self.model(own_inputs)
@@ -202,25 +221,20 @@ class Training:
         average: Gradients | None = None
         if not self.updates_travel or all(layer.isfinite().all() for gradient in gradients for layer in gradient):
             travelling = self.local_updates(gradients) if self.updates_travel else gradients
-            if options.residual_decay < 1:
-                travelling = [
-                    [layer if rest is None else layer - (1 - options.residual_decay) * rest for layer, rest in zip(*own)]
-                    for own in zip(travelling, waiting)
-                ]
+            if self.scheme:
+                self.scheme.decay(options.residual_decay)
             average = self.scheme.exchange(self.step, travelling) if self.scheme else dense_average(travelling)
         if average is None:
             self.rolled_back += 1
         else:
             self.change_weights(average, gradients)
         self.step += 1
-        if options.last_step == "flush" and self.step == self.steps:
-            self.flush()
+        self.flush_at_the_end()
         return sum(losses) / len(losses)
 
     def waiting(self) -> list[list[Tensor | None]]:
         """Returns what waits on each learner, if something depends on it."""
-        wanted = self.options.look_ahead or self.options.residual_decay < 1
-        return self.scheme.residuals() if wanted and isinstance(self.scheme, Compressed) else []
+        return self.scheme.residuals() if self.options.look_ahead and isinstance(self.scheme, Compressed) else []
 
     @contextmanager
     def ahead(self, waiting: list[Tensor | None]) -> Iterator[None]:
@@ -272,17 +286,18 @@ class Training:
             parameter.add_(update, alpha=-rate)
 
     @torch.no_grad()
-    def flush(self) -> None:
+    def flush_at_the_end(self) -> None:
         """Lets weights follow all that waits, as a dense last step does."""
-        if isinstance(self.scheme, Compressed):
+        if self.options.last_step == "flush" and self.step == self.steps and isinstance(self.scheme, Compressed):
             for parameter, *waiting in zip(self.parameters, *self.scheme.residuals()):
                 if waiting[0] is not None:
-                    parameter.sub_(sum(waiting) / len(waiting))
+                    parameter.sub_(sum(waiting) / len(waiting), alpha=self.options.outer_rate)
             self.scheme.count_reduced(4)
 
     def learning_rate(self) -> float:
         highest: float = self.options.learning_rate
         constant = self.options.schedule == "constant"
+        highest *= min(1.0, (self.step + 1) / (self.options.rate_warm_up * self.steps + 1))
         return highest if constant else highest * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
 
     @torch.no_grad()
@@ -319,6 +334,7 @@ class Training:
     def save(self) -> None:
         state = {name: getattr(self, name) for name in KEPT} | {"model": self.model.state_dict()}
         state["scheme"] = self.scheme and self.scheme.state()
+        state["local"] = self.local and self.local.state()
         self.options.out.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoint.with_suffix(".partial")
         torch.save(state, partial)
@@ -331,6 +347,8 @@ class Training:
             setattr(self, name, state[name])
         if self.scheme:
             self.scheme.load(state["scheme"])
+        if self.local:
+            self.local.load(state["local"])
 
 
 def without_nan(result: Any) -> Any:
