@@ -72,8 +72,9 @@ def subplots(rows: int, columns: int, cell: tuple[float, float], foot: float, le
 def draw(panels: list[Panel]) -> str:
     """Draws panels in rows of two or three; lines of the same name look the same in all of them."""
     columns = 1 if len(panels) == 1 else 2 if len(panels) % 3 else 3
-    names_in_row = max(2, columns)
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
+    # Long names do not fit beside each other under one panel.
+    names_in_row = 1 if columns == 1 and max(map(len, names)) > 24 else max(2, columns)
     foot = 0.2 * math.ceil(len(names) / names_in_row) + 0.1
     figure, grid = subplots(math.ceil(len(panels) / columns), columns, (3.2, 2.6), foot)
     for axes, panel in zip(grid, panels):
@@ -225,7 +226,15 @@ def flat(groups: list[Group]) -> list[Panel]:
 
 
 # Schemes that are not this project's.
-OTHERS = {"powersgd", "dgc", "1-bit-adam", "demo", "top-k", "local-selection"}
+OTHERS = {"powersgd", "dgc", "1-bit-adam", "demo", "top-k", "local-selection", "sparseloco"}
+
+
+def scheme_name(group: Group) -> str:
+    """Returns the scheme, what is special about its run, and the bins of local steps, of which a line goes over their number."""
+    steps, matrix_bin = group.run["local-steps"], group.run["matrix-bin"]
+    words = [group.run["scheme"]] + ["recipe"] * bool(group.run["bin-warm-up"]) + ["local steps"] * bool(steps)
+    words += [f"bins of {matrix_bin}"] * bool(steps and matrix_bin) + ["outer momentum"] * bool(group.run["outer-momentum"])
+    return ", ".join(words)
 
 
 def prices(groups: list[Group]) -> list[Panel]:
@@ -233,8 +242,7 @@ def prices(groups: list[Group]) -> list[Panel]:
     scheme. Of several learning rates it is the best."""
     found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for group in groups:
-        recipe, scheme = group.run["recipe"], group.run["scheme"]
-        name = f"{scheme}, recipe" if group.run["bin-warm-up"] else scheme
+        recipe, name = group.run["recipe"], scheme_name(group)
         sent = group.mean("bytes_sent") or ring_bytes(group.mean("parameters") or 0.0, group.run["learners"])
         value = group.mean(measure_of(recipe).key)
         if value is not None:
@@ -246,7 +254,7 @@ def prices(groups: list[Group]) -> list[Panel]:
         title = f"{recipe}\n{TITLES[measure_of(recipe).key]}"
         panel = panels.setdefault(recipe, Panel(title, {}, "bytes sent in a step", True, False))
         panel.lines[name] = sorted(points.values())
-    return [panel for panel in panels.values() if panel.lines.keys() & OTHERS]
+    return [panel for panel in panels.values() if {name.split(",")[0] for name in panel.lines} & OTHERS]
 
 
 def adam(groups: list[Group]) -> list[Panel]:
@@ -261,6 +269,7 @@ PANELS: dict[str, Callable[[list[Group]], list[Panel]]] = {
     "bins": bins,
     "flat": flat,
     "learners": learners,
+    "local": prices,
     "main": lambda groups: histories(groups, "{recipe}, {optimizer}\n"),
     "minibatch": lambda groups: sweep(groups, "minibatch", "samples of a minibatch", KINDS),
     "outliers": lambda groups: histories(groups, "", ["test_error", "residual_norm"], OUTLIERS),
