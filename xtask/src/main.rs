@@ -34,7 +34,7 @@ enum Command {
         #[arg(long, conflicts_with = "quick")]
         write: bool,
     },
-    /// Checks licences, versions and sources of what the crates depend on, and the crates as packages
+    /// Makes the files of a release in target/release-files, after checking licences and versions
     Release,
     /// Fuzzes one target of fuzz/Cargo.toml
     Fuzz {
@@ -58,11 +58,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Test { parts, full } => test::run(&parts, full),
         Command::Bench { quick, write } => bench::run(&Job::new(None)?, quick, write),
-        Command::Release => {
-            let job = Job::new(None)?;
-            release::dependencies(&job)?;
-            release::packages(&job)
-        }
+        Command::Release => release::run(&Job::new(None)?),
         Command::Fuzz { target, runs } => fuzz::run(&Job::new(None)?, &target, runs),
     }
 }

@@ -73,19 +73,46 @@ pub(crate) fn endurance(job: &Job) -> Result<()> {
     job.run(cmd!(job.sh, "{python} python/tests/endurance.py --minutes 1"))
 }
 
-/// Builds a wheel from the source distribution, as users without one for their machine would, and uses it in a fresh environment
-/// with nothing of Rust on the path.
+/// Builds a wheel from the source distribution, as users without one for their machine would.
 pub(crate) fn source_distribution(job: &Job) -> Result<()> {
     let [sources, wheels] = [job.empty_folder("sources")?, job.empty_folder("wheels")?];
-    let fresh = job.empty_folder("python-fresh")?;
     let python = interpreter();
     job.run(cmd!(job.sh, "{python} -m maturin sdist --manifest-path python/Cargo.toml --out {sources}"))?;
     let source = only_file(job, &sources)?;
     let build = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps", "-w"];
     job.run(cmd!(job.sh, "{python} -m pip wheel {build...} {wheels} {source}"))?;
-    let wheel = only_file(job, &wheels)?;
+    use_wheel(job, &only_file(job, &wheels)?)
+}
+
+/// Makes what the package index would get: the source distribution, and a wheel for Linux with the C library of 2014 or newer.
+pub(crate) fn release(job: &Job, folder: &Path) -> Result<()> {
+    fetch(job)?;
+    let python = interpreter();
+    // The linker of Zig knows the symbols of old C libraries.
+    job.run(cmd!(job.sh, "{python} {INSTALL...} maturin[zig]"))?;
+    let _path = job.sh.push_env("PATH", with_path(python.parent())?);
+    let _folder = job.sh.push_env("CARGO_TARGET_DIR", root().join("target/wheel"));
+    let manifest = ["--manifest-path", "python/Cargo.toml", "--out"];
+    job.run(cmd!(job.sh, "{python} -m maturin sdist {manifest...} {folder}"))?;
+    let build = ["--release", "--locked", "--strip", "--zig", "--compatibility", "manylinux2014"];
+    job.run(cmd!(job.sh, "nice {python} -m maturin build {build...} {manifest...} {folder}"))?;
+    let wheels =
+        job.sh.read_dir(folder)?.into_iter().filter(|file| file.extension().is_some_and(|end| end == "whl"));
+    wheels.into_iter().try_for_each(|wheel| use_wheel(job, &wheel))
+}
+
+/// Returns the search path with a folder before all others.
+fn with_path(first: Option<&Path>) -> Result<std::ffi::OsString> {
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    let folders = first.into_iter().map(PathBuf::from).chain(std::env::split_paths(&others));
+    Ok(std::env::join_paths(folders)?)
+}
+
+/// Uses a wheel in a fresh environment, with nothing of Rust on the path.
+fn use_wheel(job: &Job, wheel: &Path) -> Result<()> {
     let is_abi3 = wheel.to_string_lossy().contains("-abi3-");
     ensure!(is_abi3, "{} is for one version of Python only", wheel.display());
+    let fresh = job.empty_folder("python-fresh")?;
     make_environment(job, &fresh)?;
     let python = fresh.join("bin/python");
     job.run(cmd!(job.sh, "{python} {INSTALL...} {wheel}"))?;

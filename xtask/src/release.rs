@@ -1,12 +1,34 @@
-//! Whether a release could be made.
+//! What a release consists of, and whether it could be made.
 
+use crate::python;
 use crate::step::{Job, root};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use xshell::cmd;
 
 const CRATES: [&str; 4] = ["adacomp", "adacomp-exchange", "adacomp-burn", "adacomp-cli"];
 
-/// Checks licences, versions and sources of all that users build.
+/// Makes all files that are published: the crates, a source distribution and a wheel. Nothing is uploaded.
+pub(crate) fn run(job: &Job) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    for (file, line) in
+        [("CHANGELOG.md", format!("## {version}")), ("CITATION.cff", format!("version: {version}"))]
+    {
+        let text = job.sh.read_file(root().join(file))?;
+        ensure!(text.lines().any(|each| each == line), "{file} does not have the line {line:?}");
+    }
+    dependencies(job)?;
+    packages(job)?;
+    let folder = job.empty_folder("release-files")?;
+    for name in CRATES {
+        let package = root().join(format!("target/package/{name}-{version}.crate"));
+        job.sh.copy_file(&package, &folder).with_context(|| format!("{name} has made no package"))?;
+    }
+    python::release(job, &folder)?;
+    println!("the files of {version} are in {}", folder.display());
+    Ok(())
+}
+
+/// Checks licences and sources of all that users can build, and versions of all but Burn's crates for GPUs.
 pub(crate) fn dependencies(job: &Job) -> Result<()> {
     let tools = root().join("target/tools");
     let deny = tools.join("bin/cargo-deny");
@@ -16,7 +38,8 @@ pub(crate) fn dependencies(job: &Job) -> Result<()> {
         let plain = ["--locked", "--quiet", "--debug", "--no-default-features"];
         job.run(cmd!(job.sh, "nice cargo install {plain...} cargo-deny --root {tools}"))?;
     }
-    job.run(cmd!(job.sh, "{deny} --all-features --exclude xtask check licenses bans sources"))
+    job.run(cmd!(job.sh, "{deny} --all-features --exclude xtask check licenses sources"))?;
+    job.run(cmd!(job.sh, "{deny} --features mpi --exclude xtask check bans"))
 }
 
 /// Checks that the crates make packages.
