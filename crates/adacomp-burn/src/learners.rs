@@ -55,12 +55,10 @@ impl<T: Transport> Learners<T> {
             self.exchange.layout().layers().iter().map(|layer| layer.elements()).collect();
         let values = gradients.into_iter().map(|gradients| {
             let values = take_gradients(model, gradients)?;
-            match values.len() == elements.len() {
-                true => Ok(values),
-                false => Err(Error::Parameters { expected: elements.len(), actual: values.len() }),
-            }
+            self.check_parameters(values.len())?;
+            Ok(values)
         });
-        let values = values.collect::<Result<Vec<_>, _>>()?;
+        let values = values.collect::<Result<Vec<_>, Error>>()?;
         let gradients: Vec<Vec<_>> =
             values.iter().map(|values| values.iter().map(|values| values.as_gradient()).collect()).collect();
         let mut averaged: Vec<Vec<f32>> = elements.iter().map(|&elements| vec![0.0; elements]).collect();
@@ -70,6 +68,12 @@ impl<T: Transport> Learners<T> {
             Outcome::Averaged => to_gradients(model, averaged),
             Outcome::NonFinite { .. } => GradientsParams::new(),
         })
+    }
+
+    /// Checks that a model has as many parameters as the one that the learners were connected with.
+    pub(crate) fn check_parameters(&self, actual: usize) -> Result<(), Error> {
+        let expected = self.exchange.layout().len();
+        if expected == actual { Ok(()) } else { Err(Error::Parameters { expected, actual }) }
     }
 
     /// Returns how the last step ended.

@@ -58,6 +58,17 @@ impl ModuleVisitor for Inventory {
 pub struct Values(TensorData);
 
 impl Values {
+    /// Returns the values of an f32 gradient.
+    ///
+    /// # Panics
+    /// If it is of another type.
+    pub fn as_f32(&self) -> &[f32] {
+        match self.as_gradient() {
+            Gradient::F32(values) => values,
+            _ => panic!("a gradient in half precision"),
+        }
+    }
+
     /// Returns the values in the form that an exchange takes.
     pub fn as_gradient(&self) -> Gradient<'_> {
         const CHECKED: &str = "the type has been checked";

@@ -3,8 +3,8 @@
 use adacomp_burn::adacomp::{Gradient, Kind, Outcome, Policy};
 use adacomp_burn::adacomp_exchange::{Local, Strategy, Threads, Transport};
 use adacomp_burn::{
-    Error, Learners, Values, parameters, set_statistics, statistics, take_gradients, unshared, untrained,
-    weights,
+    Error, Learners, LocalLearners, LocalSteps, Values, parameters, set_statistics, statistics,
+    take_gradients, unshared, untrained, weights,
 };
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -204,6 +204,128 @@ fn statistics_are_each_learners_own_until_they_are_averaged() {
     assert!(averaged.iter().all(|averaged| *averaged == common));
 }
 
+/// Trains with local steps, and returns what the learner and all learners end with.
+fn train_locally(
+    transport: Local,
+    learner: usize,
+    mut model: Net,
+    steps: LocalSteps,
+    policy: &Policy,
+) -> [Vec<Vec<f32>>; 3] {
+    let learners = Learners::new(transport, &model, policy, Strategy::Gather).unwrap();
+    let mut learners = LocalLearners::new(learners, &model, steps).unwrap();
+    let mut optimizer = SgdConfig::new().init();
+    for step in 0..7 {
+        let own = gradients(&model, pictures(step * 100 + learner * 4..step * 100 + learner * 4 + 4));
+        model = learners.after_step(optimizer.step(0.05, model, own)).unwrap();
+    }
+    let shared = learners.shared_model(model.clone());
+    [weights(&model).unwrap(), weights(&shared).unwrap(), statistics(&shared).unwrap()]
+}
+
+#[test]
+fn learners_with_local_steps_part_and_meet_again() {
+    let model = Net::new(&device());
+    let policy = Policy::adacomp().min_elements(0);
+    for (steps, meet) in [
+        (LocalSteps::every(1), true),
+        (LocalSteps::every(7), true),
+        (LocalSteps { rate: 0.7, momentum: 0.9, residual_decay: 0.95, ..LocalSteps::every(3) }, false),
+    ] {
+        let all = with_learners(3, |transport, learner| {
+            train_locally(transport, learner, unshared(model.clone()), steps, &policy)
+        });
+        for [local, shared, statistics] in &all {
+            assert_eq!([shared, statistics], [&all[0][1], &all[0][2]], "{steps:?}");
+            assert_eq!(local == shared, meet, "{steps:?}");
+        }
+        assert_ne!(all[0][1], weights(&model).unwrap());
+    }
+}
+
+/// The rule, computed once more here, for one learner that sends all it has: its moves are its own steps.
+#[test]
+fn momentum_follows_the_rule() {
+    let model = LinearConfig::new(4, 3).init(&device());
+    let steps = LocalSteps { rate: 0.7, momentum: 0.9, ..LocalSteps::every(1) };
+    let learners = Learners::new(Local::alone(1), &model, &Policy::dense(), Strategy::Dense).unwrap();
+    let mut learners = LocalLearners::new(learners, &model, steps).unwrap();
+    let (mut optimizer, mut model) = (SgdConfig::new().init(), model);
+    let mut shared = weights(&model).unwrap();
+    let mut velocity: Vec<Vec<f32>> = shared.iter().map(|layer| vec![0.0; layer.len()]).collect();
+    for step in 0..3 {
+        let input = Tensor::<2>::ones([2, 4], &device()) * (1.0 + step as f32);
+        let own =
+            GradientsParams::from_grads(model.forward(input).powf_scalar(2.0).mean().backward(), &model);
+        let local = optimizer.step(0.1, model, own);
+        let moved = weights(&local).unwrap();
+        for ((shared, local), velocity) in shared.iter_mut().zip(&moved).zip(&mut velocity) {
+            for ((shared, local), velocity) in shared.iter_mut().zip(local).zip(velocity) {
+                let average = *shared - local;
+                *velocity = 0.9 * *velocity + average;
+                *shared -= 0.7 * (average + 0.9 * *velocity);
+            }
+        }
+        model = learners.after_step(local).unwrap();
+        assert_eq!(weights(&model).unwrap(), shared);
+    }
+}
+
+#[test]
+fn weights_that_are_not_finite_bring_all_learners_back_to_the_shared_ones() {
+    let model = Net::new(&device());
+    let before = (weights(&model).unwrap(), statistics(&model).unwrap());
+    let ends = with_learners(2, |transport, learner| {
+        let mut model = unshared(model.clone());
+        let learners = Learners::new(transport, &model, &Policy::adacomp(), Strategy::Gather).unwrap();
+        let mut learners = LocalLearners::new(learners, &model, LocalSteps::every(2)).unwrap();
+        for step in 0..4 {
+            let bad = step == 1 && learner == 1;
+            let input = if bad { pictures(0..4) * f32::NAN } else { pictures(learner..learner + 4) };
+            let own = gradients(&model, input);
+            model = learners.after_step(SgdConfig::new().init().step(0.1, model, own)).unwrap();
+            if step == 1 {
+                assert_eq!(learners.outcome(), Outcome::NonFinite { learner: 1 });
+                assert_eq!((weights(&model).unwrap(), statistics(&model).unwrap()), before);
+            }
+        }
+        assert_eq!(learners.outcome(), Outcome::Averaged);
+        weights(&model).unwrap()
+    });
+    assert!(ends[0] == ends[1] && ends[0] != before.0);
+    assert!(ends[0].iter().flatten().all(|weight| weight.is_finite()));
+}
+
+#[test]
+fn local_steps_that_differ_or_make_no_sense_are_refused() {
+    let model = LinearConfig::new(2, 2).init(&device());
+    let connect = |transport, steps| {
+        let learners = Learners::new(transport, &model, &Policy::dense(), Strategy::Dense).unwrap();
+        LocalLearners::new(learners, &model, steps).err().map(|error| error.to_string())
+    };
+    let errors =
+        with_learners(2, |transport, learner| connect(transport, LocalSteps::every(5 + learner as u64)));
+    for error in errors {
+        let error = error.unwrap();
+        assert!(
+            error.contains("learner 1 does not fit learner 0: local steps is 6, but 5 on learner 0"),
+            "{error}"
+        );
+    }
+    let good = LocalSteps::every(3);
+    for (steps, message) in [
+        (LocalSteps::every(0), "steps from one exchange to the next of 0: choose 1 or more"),
+        (LocalSteps { rate: 0.0, ..good }, "an outer rate of 0: choose a number above 0"),
+        (LocalSteps { momentum: 1.0, ..good }, "an outer momentum of 1: choose 0 or more, and below 1"),
+        (
+            LocalSteps { residual_decay: f32::NAN, ..good },
+            "a residual decay of NaN: choose a number from 0 to 1",
+        ),
+    ] {
+        assert_eq!(connect(Local::alone(1), steps).as_deref(), Some(message));
+    }
+}
+
 #[test]
 fn clones_share_running_statistics_until_they_are_unshared() {
     let model = Net::new(&device());
@@ -257,8 +379,12 @@ fn the_examples_differ_in_fewer_than_ten_lines() {
         code.collect::<Vec<_>>()
     };
     let plain = lines(include_str!("../examples/plain.rs"));
-    let parallel = lines(include_str!("../examples/data_parallel.rs"));
-    let new: Vec<_> = parallel.iter().filter(|line| !plain.contains(line)).collect();
-    assert!(new.len() < 10, "{} lines: {new:#?}", new.len());
-    assert!(new.iter().any(|line| line.contains("learners.average")));
+    for (example, call) in [
+        (include_str!("../examples/data_parallel.rs"), "learners.average"),
+        (include_str!("../examples/local_steps.rs"), "learners.after_step"),
+    ] {
+        let new: Vec<_> = lines(example).into_iter().filter(|line| !plain.contains(line)).collect();
+        assert!(new.len() < 10, "{} lines: {new:#?}", new.len());
+        assert!(new.iter().any(|line| line.contains(call)));
+    }
 }

@@ -190,6 +190,16 @@ pub enum ExchangeError {
         /// The clip.
         clip: f32,
     },
+    /// Local steps that make no sense.
+    #[error("{what} of {value}: choose {expected}")]
+    LocalSteps {
+        /// What is wrong.
+        what: &'static str,
+        /// What it is.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
     /// The bytes could not be moved.
     #[error("step {step}: {source}")]
     Transport {

@@ -2,6 +2,7 @@
 
 mod error;
 mod exchange;
+mod local;
 mod message;
 mod protocol;
 mod state;
@@ -11,6 +12,7 @@ mod transport;
 
 pub use error::{Cause, ExchangeError, TransportError};
 pub use exchange::{Exchange, GroupAverage, Options, Seconds, SendVerdict};
+pub use local::{LocalSteps, Shared};
 pub use protocol::{LayerTraffic, Traffic};
 pub use state::LearnerState;
 pub use strategy::{Strategy, StrategyChoice};
