@@ -180,7 +180,8 @@ class DeMo(Peer):
 
 class SparseLoCo(Peer):
     """Sarfi et al., 2025: the largest elements of each chunk of what local steps have moved, in two bits each. Its other rules
-    are settings: 30 local steps, residuals that decay by 0.95, an outer rate of 1, 64 elements of a chunk."""
+    are settings: 30 local steps, residuals that decay by 0.95, an outer rate of 1, 64 elements of a chunk. How values are
+    rounded to two bits is our reading."""
 
     all_layers = True
     is_reduced = False
