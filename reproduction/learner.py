@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import platform
 import statistics
 import time
 from collections.abc import Iterator
@@ -28,18 +29,19 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from reproduction.machines import INTERFACE
-from reproduction.models import Workload
-from reproduction.network import LAYERS, WORKLOADS
+from reproduction.models import SAMPLES, Workload
+from reproduction.network import LAYERS, SITE_WORKLOADS, WORKLOADS
 from reproduction.studies import Result
 
 # Steps before AdaComp is timed for the first time, or seconds, if these take longer. Residuals fill up meanwhile, and messages
 # get several times shorter.
 TRAINED = 150
-TRAINED_SECONDS = 60.0
+TRAINED_SECONDS = 90.0
 # Steps before a turn, with AdaComp and without; fewer if one takes more than SLOW seconds.
 WARM_UP = {True: 12, False: 3}
-SLOW = 5.0
-# Steps of a turn, at most.
+SLOW = 3.0
+# Steps of a turn, at most. What is slow is the link's doing and hardly varies, so one will do; from VERY_SLOW seconds on it is
+# the first.
 STEPS = 10
 VERY_SLOW = 30.0
 
@@ -47,6 +49,9 @@ VERY_SLOW = 30.0
 FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
 
 STRATEGIES = ["gather", "reduce", "sharded"]
+FILLING = [*STRATEGIES, "auto", "node", "fsdp", "two", "local", "local-ahead"]
+# Local steps: as many are a round, and with an overlap the average arrives so many steps later.
+ROUND, DELAY = 30, 15
 # Of a step: bytes by the interface, bytes by `stats()`, and processor time.
 COSTS = ("sent", "said", "cpu")
 
@@ -79,23 +84,40 @@ class Method:
 
     def __init__(self, name: str, workload: Workload, states: Path | None = None) -> None:
         self.name, self.workload, self.decided = name, workload, False
+        # Samples of a step, steps after which all is the same again, and whether residuals have to be filled.
+        self.samples, self.round, self.fills = SAMPLES, 1, name in FILLING
+        # Where the state of a training that is under way is kept.
+        self.states: Path | None = None
+        self.hook: Any = None
+        self.model: Any
         torch.manual_seed(0)
-        options: dict[str, Any] = {}
+        model = workload.model()
+        if name in ("hsdp", "fsdp"):
+            self.model = sharded(model, whole=name == "hsdp")
+            if name == "fsdp":
+                self.hook = adacomp.torch.attach(self.model, node_mesh()["replicate"], mode="on", strategy="gather")
+        elif name == "two":
+            self.connect_two(model)
+        elif name.startswith("local"):
+            self.model = model
+        else:
+            self.connect(model, states)
+        self.optimizer = workload.optimizer(model)
+        if name.startswith("local"):
+            self.round = ROUND
+            mode: Any = "off" if name == "local-dense" else "on"
+            delay = DELAY if name == "local-ahead" else 0
+            self.hook = adacomp.torch.LocalSteps(model, self.optimizer, every=ROUND, delay=delay, mode=mode, matrix=50)
+
+    def connect(self, model: torch.nn.Module, states: Path | None) -> None:
+        """Wraps the model in DDP, with a hook."""
+        name, options = self.name, dict[str, Any]()
         if name.startswith("powersgd"):
             # With several buckets it hangs on Gloo in about half of all runs, because it starts collectives in callbacks.
             setattr(dist, FIRST_BUCKET, 1 << 40)
             options["bucket_cap_mb"] = 1 << 20
-        self.hook: Any = None
-        self.states: Path | None = None
-        self.model: Any
-        if name in ("hsdp", "fsdp"):
-            self.model = sharded(workload.model(), whole=name == "hsdp")
-            if name == "fsdp":
-                self.hook = adacomp.torch.attach(self.model, node_mesh()["replicate"], mode="on", strategy="gather")
-            self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
-            return
         # Learners start from the same seed, and broadcasting would take long on slow links.
-        self.model = DistributedDataParallel(workload.model(), init_sync=False, gradient_as_bucket_view=True, **options)
+        self.model = DistributedDataParallel(model, init_sync=False, gradient_as_bucket_view=True, **options)
         setattr(dist, FIRST_BUCKET, 1 << 20)
         if name in ("fp16", "bf16"):
             self.model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
@@ -112,49 +134,57 @@ class Method:
             mode: Any = "auto" if name == "auto" else "on"
             strategy: Any = "gather" if name == "auto" else name
             self.hook = adacomp.torch.attach(self.model, mode=mode, strategy=strategy)
-            # Where the state of a training that is under way is kept.
-            self.states = states and states / f"{workload.name}-{dist.get_world_size()}-{strategy}-{dist.get_rank()}.pt"
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+            self.states = states and states / f"{self.workload.name}-{dist.get_world_size()}-{strategy}-{dist.get_rank()}.pt"
+
+    def connect_two(self, model: torch.nn.Module) -> None:
+        """Makes the first process of each machine a learner with the minibatch of the machine. The others do nothing."""
+        places = int(os.environ["LOCAL_WORLD_SIZE"])
+        first = list(range(0, dist.get_world_size(), places))
+        group = dist.new_group(first)
+        self.samples = places * SAMPLES if dist.get_rank() in first else 0
+        self.model = model
+        if self.samples:
+            self.model = DistributedDataParallel(model, process_group=group, init_sync=False, gradient_as_bucket_view=True)
+            self.hook = adacomp.torch.attach(self.model, mode="on", strategy="gather")
 
     def step(self) -> None:
-        inputs, labels = self.workload.batch()
+        if not self.samples:
+            return
+        inputs, labels = self.workload.batch(self.samples)
         self.optimizer.zero_grad()
         with self.model.no_sync() if self.name == "none" else contextlib.nullcontext():
             outputs = self.model(inputs)
             cross_entropy(outputs.flatten(0, -2), labels.flatten()).backward()
         self.optimizer.step()
 
-    def warm_up(self) -> float:
-        """Trains until buckets are rebuilt, residuals filled and auto mode has decided; returns the last step's seconds."""
-        if self.hook and self.name != "auto" and not (self.states or self.decided):
-            self.train_on(TRAINED_SECONDS / 3)
-            self.decided = True
+    def warm_up(self) -> list[float]:
+        """Trains until buckets are rebuilt, residuals filled and auto mode has decided; returns the last steps' seconds, on the
+        slowest learner."""
         if self.states:
             self.restore_or_train(self.states)
-            self.states = None
-        for _ in range(WARM_UP[self.hook is not None]):
-            start = time.perf_counter()
-            self.step()
-            if agreed(time.perf_counter() - start) > SLOW:
-                break
-        seconds = time.perf_counter() - start
+        elif self.fills and not self.decided:
+            self.train_on(TRAINED_SECONDS)
         if self.name == "auto" and not self.decided:
             while self.hook.stats()["why"].startswith("trying"):
                 self.step()
-            self.decided = True
-            # The trial has emptied the residuals.
-            return self.train_on(TRAINED_SECONDS / 3)
-        return seconds
+            if self.states and self.hook.stats()["compressing"]:
+                # The trial has emptied the residuals.
+                self.restore_or_train(self.states)
+        self.states, self.decided = None, True
+        times: list[float] = []
+        while len(times) < WARM_UP[self.fills] and max(times, default=0.0) < SLOW:
+            start = time.perf_counter()
+            self.step()
+            times.append(agreed(time.perf_counter() - start))
+        return times
 
-    def train_on(self, limit: float) -> float:
-        """Trains until residuals are filled, or the time is over; returns the last step's seconds."""
+    def train_on(self, limit: float) -> None:
+        """Trains until residuals are filled, or the time is over."""
         start = time.perf_counter()
         for _ in range(TRAINED):
-            before = time.perf_counter()
             self.step()
             if agreed(time.perf_counter() - start) > limit:
                 break
-        return time.perf_counter() - before
 
     def restore_or_train(self, states: Path) -> None:
         """Gets to the state of a training that is under way, which is kept for the next time."""
@@ -201,10 +231,17 @@ def agreed(value: float) -> float:
     return tensor.item()
 
 
+def machine() -> str:
+    """Returns the name of this machine's processor."""
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    about = {key.strip(): value.strip() for key, _, value in lines}
+    return f"{about.get('model name', platform.machine())}, family {about.get('cpu family')}, model {about.get('model')}"
+
+
 def header(workload: Workload, method: str) -> Result:
     """Returns what each line starts with."""
-    learners = dist.get_world_size()
-    return {"workload": workload.name, "parameters": workload.parameters, "learners": learners, "method": method}
+    about = {"workload": workload.name, "parameters": workload.parameters, "learners": dist.get_world_size(), "method": method}
+    return about | {"machine": machine()}
 
 
 def measure(method: Method, budget: float) -> tuple[list[float], dict[str, float]]:
@@ -213,16 +250,21 @@ def measure(method: Method, budget: float) -> tuple[list[float], dict[str, float
     def costs() -> list[float]:
         return [interface_bytes(), method.hook.stats()["bytes_sent"] if method.hook else 0, time.process_time()]
 
-    seconds = agreed(method.warm_up())
-    # What takes half a minute is the link's doing, and hardly varies.
-    count = max(1 if seconds > VERY_SLOW else 2, min(STEPS, int(budget / seconds)))
     dist.barrier()
     before = costs()
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        method.step()
-        times.append(time.perf_counter() - start)
+    times = method.warm_up()
+    seconds, count = times[-1], 1
+    if len(times) > 1 or seconds < VERY_SLOW or method.fills:
+        count = method.round * max(1 if seconds > SLOW else 2, min(STEPS, int(budget / seconds / method.round)))
+        times = []
+        dist.barrier()
+        before = costs()
+        for _ in range(count):
+            start = time.perf_counter()
+            method.step()
+            times.append(time.perf_counter() - start)
+        if method.round > 1:
+            times = [sum(times) / count]
     return times, {key: (end - start) / count for key, start, end in zip(COSTS, before, costs())}
 
 
@@ -230,16 +272,17 @@ def run(workload: Workload, names: list[str], options: argparse.Namespace) -> It
     """Measures all methods in turn; yields a line for each."""
     times: dict[str, list[float]] = {name: [] for name in names}
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    # Its trial takes long, and once decided it need not begin again.
-    auto: Method | None = None
+    # A trial takes long, and to fill residuals, so what has them need not begin again.
+    kept: dict[str, Method] = {}
     for _ in range(options.blocks):
         for name in names:
-            method = auto if auto and name == "auto" else Method(name, workload, options.states)
-            auto = method if name == "auto" else auto
+            method = kept.get(name) or Method(name, workload, options.states)
+            if name == "auto" or (method.fills and not options.states):
+                kept[name] = method
             turn, cost = measure(method, options.budget)
             times[name] += turn
             costs[name].append(cost)
-            if method.hook and name != "auto":
+            if method.hook and name not in kept:
                 method.hook.close()
             del method
     for name in names:
@@ -252,8 +295,8 @@ def run(workload: Workload, names: list[str], options: argparse.Namespace) -> It
             "said_bytes": round(cost["said"]),
             "cpu_seconds": cost["cpu"],
         }
-        if name == "auto" and auto:
-            line["compressing"] = auto.hook.stats()["compressing"]
+        if name == "auto":
+            line["compressing"] = kept[name].hook.stats()["compressing"]
         yield line
 
 
@@ -272,7 +315,7 @@ def memory(workload: Workload, name: str) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=[*WORKLOADS, LAYERS])
+    parser.add_argument("workload", choices=[*WORKLOADS, LAYERS, *SITE_WORKLOADS])
     parser.add_argument("--methods", required=True, help="which, separated by commas")
     parser.add_argument("--blocks", type=int, default=3, help="turns of each method")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of a turn, roughly")

@@ -4,7 +4,9 @@ All of it is in namespaces for network, mounts and processes that end with this 
 but these machines can be reached.
 """
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -26,6 +28,9 @@ INTERFACE = "eth"
 # while the step computes. With less than 64 kB the kernel cuts what it sends into real packets first, which takes the processor
 # long at all but the lowest speed.
 BURSTS = {"10mbit": "16kb", "100mbit": "68kb"}
+
+# Of Linux: makes a network interface of a file, without a header before each packet.
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 
 def run_inside(arguments: Sequence[str], act: Callable[[], None]) -> int:
@@ -73,15 +78,42 @@ def machines(count: int, rate: str | None = None) -> Iterator[None]:
         _run(f"ip -n {name(machine)} link set {INTERFACE} up")
         _run(f"ip -n {name(machine)} link set lo up")
         if rate:
-            shape = f"root tbf rate {rate} burst {BURSTS.get(rate, '256kb')} latency 50ms"
-            _run(f"tc -n {name(machine)} qdisc add dev {INTERFACE} {shape}")
-            _run(f"tc -n switch qdisc add dev port{machine} {shape}")
+            _run(f"tc -n {name(machine)} qdisc add dev {INTERFACE} {_shape(rate)}")
+            _run(f"tc -n switch qdisc add dev port{machine} {_shape(rate)}")
     try:
         yield
     finally:
         # Links go with their namespaces.
         for namespace in [*map(name, range(count)), "switch"]:
             subprocess.run(["ip", "netns", "del", namespace], stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def far_machines(count: int, rate: str, delay: float) -> Iterator[None]:
+    """Makes the same, but what a machine sends arrives this many seconds later. A relay is their switch."""
+    files = [os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK) for _ in range(count)]
+    switch: subprocess.Popen[bytes] | None = None
+    try:
+        for machine, file in enumerate(files):
+            fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH22x", f"far{machine}".encode(), IFF_TUN | IFF_NO_PI))
+            _run(f"ip netns add {name(machine)}")
+            _run(f"ip link set far{machine} netns {name(machine)} name {INTERFACE}")
+            _run(f"ip -n {name(machine)} addr add 10.0.0.{machine + 1}/24 dev {INTERFACE}")
+            _run(f"ip -n {name(machine)} link set {INTERFACE} up")
+            _run(f"ip -n {name(machine)} link set lo up")
+            _run(f"tc -n {name(machine)} qdisc add dev {INTERFACE} {_shape(rate)}")
+        numbers = [str(file) for file in files]
+        bytes_a_second = float(rate.removesuffix("mbit")) * 1e6 / 8
+        command = [sys.executable, "-m", "reproduction.relay", str(bytes_a_second), str(delay), *numbers]
+        switch = subprocess.Popen(command, cwd=ROOT, pass_fds=files)
+        yield
+    finally:
+        if switch:
+            switch.kill()
+            switch.wait()
+        for machine, file in enumerate(files):
+            os.close(file)
+            subprocess.run(["ip", "netns", "del", name(machine)], stderr=subprocess.DEVNULL)
 
 
 def on(machine: int, command: Sequence[str]) -> list[str]:
@@ -112,6 +144,10 @@ def run_together(
         for process in processes:
             process.kill()
             process.wait()
+
+
+def _shape(rate: str) -> str:
+    return f"root tbf rate {rate} burst {BURSTS.get(rate, '256kb')} latency 50ms"
 
 
 def _run(command: str) -> None:

@@ -143,6 +143,10 @@ def small_resnet(blocks: int, outputs: int) -> nn.Module:
 
 
 CHARACTERS = 96
+# Samples of a learner in a step of the network benchmark.
+SAMPLES = 8
+# Characters of a sample of the transformer.
+CONTEXT = 64
 
 
 @dataclass(frozen=True)
@@ -161,18 +165,26 @@ class Workload:
             return resnet(18, 32, 10)
         if self.name == "layers":
             return Deep(64, 1000, 10)
+        if self.name == "transformer":
+            # That of the studies, for training across sites.
+            return Transformer(CHARACTERS, 128, 4, 4, CONTEXT)
         # Two recurrent layers: 4 million parameters.
         return Lstm(CHARACTERS, 512, 2)
 
-    def batch(self) -> tuple[Tensor, Tensor]:
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Returns what the model is trained with."""
+        if self.name == "transformer":
+            return torch.optim.Adam(model.parameters(), 0.001)
+        return torch.optim.SGD(model.parameters(), 0.01)
+
+    def batch(self, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
         """Returns the inputs and targets of one step of a learner."""
-        if self.name == "mlp":
-            return torch.randn(8, 2048, generator=self.random), torch.randint(0, 1000, (8,), generator=self.random)
-        if self.name == "resnet18":
-            return torch.randn(8, 3, 32, 32, generator=self.random), torch.randint(0, 10, (8,), generator=self.random)
-        if self.name == "layers":
-            return torch.randn(8, 64, generator=self.random), torch.randint(0, 10, (8,), generator=self.random)
-        text = torch.randint(0, CHARACTERS, (8, 51), generator=self.random)
+        shape, classes = {"mlp": ([2048], 1000), "resnet18": ([3, 32, 32], 10), "layers": ([64], 10)}.get(self.name, ([], 0))
+        if shape:
+            inputs = torch.randn(samples, *shape, generator=self.random)
+            return inputs, torch.randint(0, classes, (samples,), generator=self.random)
+        length = CONTEXT if self.name == "transformer" else 50
+        text = torch.randint(0, CHARACTERS, (samples, length + 1), generator=self.random)
         return text[:, :-1], text[:, 1:].contiguous()
 
     @cached_property

@@ -7,22 +7,36 @@ from contextlib import ExitStack
 from itertools import product
 
 from reproduction import HERE, ROOT
-from reproduction.machines import INTERFACE, machines, name, on, run_together
+from reproduction.machines import INTERFACE, far_machines, machines, name, on, run_together
 from reproduction.studies import Result, json_lines
 
 RESULTS = HERE / "results" / "network.jsonl"
 
 
 # Links by their rates: how often each method takes its turn, and for how many seconds.
-LINKS = {"unshaped": (2, 4), "10gbit": (2, 4), "1gbit": (2, 6), "100mbit": (2, 10), "10mbit": (1, 20)}
+LINKS = {"unshaped": (2, 2), "10gbit": (2, 2), "1gbit": (2, 3), "100mbit": (1, 3), "10mbit": (1, 3)}
 WORKLOADS = ["mlp", "resnet18", "lstm"]
 # A model of 1,000 layers, for what each costs beside its elements. It is measured by name, and is in no table.
 LAYERS = "layers"
 LEARNERS = [2, 4]
-# Two machines of two processes each, and what is compared there: DDP and HSDP, four learners, and two, by DDP and by FSDP2.
-NODES = "2x2"
-NODE_METHODS = ["builtin", "hsdp", "gather", "node", "fsdp", "none"]
 METHODS = ["builtin", "fp16", "bf16", "powersgd-1", "powersgd-4", "top-k", "gather", "reduce", "sharded", "auto", "none"]
+# What the tables have: the mlp over all links, and four learners and the other workloads over those that matter.
+CELLS = [("mlp", 2, link) for link in LINKS]
+USUAL = ["unshaped", "1gbit", "100mbit"]
+CELLS += [case for case in product(WORKLOADS, LEARNERS, USUAL) if case not in CELLS]
+
+# Two machines of two processes each, and what is compared there: DDP and HSDP; four learners; two, by DDP and by FSDP2; and two
+# processes alone, one on each machine, each with the minibatch of a machine.
+NODES = "2x2"
+PLACES = 2
+NODE_METHODS = ["builtin", "hsdp", "gather", "node", "fsdp", "two", "none"]
+NODE_CELLS = list(product(["mlp", "resnet18"], ["1gbit", "100mbit"]))
+
+# Four sites with a processor core's worth of computing each, a link of this rate and a delay each way, in seconds.
+SITES = "sites"
+SITE_RATE, SITE_DELAY, SITE_LINK = "100mbit", 0.05, "100mbit, 100 ms"
+SITE_WORKLOADS = ["transformer"]
+SITE_METHODS = ["builtin", "powersgd-1", "gather", "local-dense", "local", "local-ahead", "none"]
 
 # Freed memory stays with the process, as with the allocators that PyTorch's guide to tuning advises. Without it a third of a step
 # goes into cleared pages for each gradient.
@@ -35,13 +49,16 @@ LIMIT = 3 * 3600.0
 
 
 class NetworkResults:
-    """What was measured: lines of step times, and lines of memory."""
+    """What was measured: lines of step times, of machines of several processes, and of memory."""
 
     def __init__(self) -> None:
         self.steps: dict[tuple[str, int, str, str], Result] = {}
+        self.nodes: dict[tuple[str, str, str], Result] = {}
         self.peaks: dict[tuple[str, str], Result] = {}
         for line in json_lines(RESULTS):
-            if "step_seconds" in line:
+            if "places" in line:
+                self.nodes.setdefault((line["workload"], line["link"], line["method"]), line)
+            elif "step_seconds" in line:
                 self.steps.setdefault((line["workload"], line["learners"], line["link"], line["method"]), line)
             else:
                 self.peaks.setdefault((line["workload"], line["method"]), line)
@@ -67,10 +84,11 @@ def read_words(words: list[str]) -> dict[str, list[str]]:
     """Returns what words such as `mlp 2 1gbit` choose, by what they are."""
     known = {
         "a link": list(LINKS),
-        "a workload": [*WORKLOADS, LAYERS],
+        "a workload": [*WORKLOADS, LAYERS, *SITE_WORKLOADS],
         "a number of learners": [str(number) for number in LEARNERS],
+        "a method": list(dict.fromkeys([*METHODS, *NODE_METHODS, *SITE_METHODS])),
+        "or": ["memory", NODES, SITES],
     }
-    known |= {"a method": [*METHODS, *(each for each in NODE_METHODS if each not in METHODS)], "or": ["memory", NODES]}
     for word in words:
         if not any(word in values for values in known.values()):
             expected = ", ".join(f"{what} {values}" for what, values in known.items())
@@ -80,21 +98,52 @@ def read_words(words: list[str]) -> dict[str, list[str]]:
 
 def bench(words: list[str]) -> None:
     """Measures what is chosen and not in the results yet. Chosen methods are printed only. Inside of namespaces."""
-    links, workloads, numbers, methods, memory = read_words(words).values()
-    if NODES in words:
-        for link, workload in product(links or ["1gbit"], workloads or WORKLOADS[:2]):
-            print(f"{workload}, {NODES}, {link}", flush=True)
-            arguments = ["--blocks", "2", "--budget", "8", "--methods", ",".join(methods or NODE_METHODS)]
-            with machines(2, None if link == "unshaped" else link):
-                show_and_keep([{"link": link} | line for line in train(workload, 4, arguments, KEEPS_MEMORY, 2)], keep=False)
-        return
-    for number, link, workload in product(numbers or map(str, LEARNERS), links or LINKS, workloads or WORKLOADS):
-        learners = int(number)
-        if not memory:
-            measure(workload, learners, link, methods)
+    links, workloads, numbers, methods, others = read_words(words).values()
+
+    def chosen(workload: str, link: str) -> bool:
+        return workload in (workloads or [workload]) and link in (links or [link])
+
+    if not others or NODES in others:
+        for workload, link in NODE_CELLS:
+            if chosen(workload, link) and not numbers:
+                measure_nodes(workload, link, methods)
+    if not others or SITES in others:
+        for workload in SITE_WORKLOADS:
+            if chosen(workload, SITE_LINK) and not numbers:
+                measure_sites(workload, methods)
+    if not others:
+        named = list(product({LAYERS} & set(workloads), LEARNERS, links))
+        for workload, learners, link in [*CELLS, *named]:
+            if chosen(workload, link) and str(learners) in (numbers or [str(learners)]):
+                measure(workload, learners, link, methods)
+    if not words or "memory" in others:
         # Memory does not depend on the link, nor much on the number of learners.
-        if (memory or not methods) and learners == LEARNERS[0] and link == "unshaped":
-            measure_memory(workload, learners, methods)
+        for workload in workloads or WORKLOADS:
+            measure_memory(workload, LEARNERS[0], methods)
+
+
+def measure_nodes(workload: str, link: str, methods: list[str]) -> None:
+    print(f"{workload}, {NODES}, {link}", flush=True)
+    done = NetworkResults()
+    if not methods and all((workload, link, method) in done.nodes for method in NODE_METHODS):
+        print("is there already")
+        return
+    arguments = ["--blocks", "2", "--budget", "3", "--methods", ",".join(methods or NODE_METHODS)]
+    with machines(2, link):
+        lines = train(workload, 4, arguments, KEEPS_MEMORY, PLACES)
+    show_and_keep([{"link": link, "places": PLACES} | line for line in lines], keep=not methods)
+
+
+def measure_sites(workload: str, methods: list[str]) -> None:
+    print(f"{workload}, {SITE_LINK}", flush=True)
+    done = NetworkResults()
+    if not methods and all(done.step(workload, 4, SITE_LINK, method) for method in SITE_METHODS):
+        print("is there already")
+        return
+    arguments = ["--blocks", "2", "--budget", "8", "--methods", ",".join(methods or SITE_METHODS)]
+    with far_machines(4, SITE_RATE, SITE_DELAY):
+        lines = train(workload, 4, arguments, KEEPS_MEMORY)
+    show_and_keep([{"link": SITE_LINK} | line for line in lines], keep=not methods)
 
 
 def measure(workload: str, learners: int, link: str, methods: list[str]) -> None:
@@ -105,8 +154,8 @@ def measure(workload: str, learners: int, link: str, methods: list[str]) -> None
         return
     start = time.monotonic()
     turns, seconds = LINKS[link]
-    # Claims are made about the mlp; the others' turns are long enough once they share cores.
-    turns = 1 if learners > 2 and workload != "mlp" else turns
+    # Claims are made about the mlp with two learners.
+    turns = turns if (workload, learners) == ("mlp", 2) else 1
     arguments = ["--states", str(ROOT / "target" / "network"), "--blocks", str(turns), "--budget", str(seconds)]
     arguments += ["--methods", ",".join(methods or METHODS)]
     with machines(learners, None if link == "unshaped" else link):
