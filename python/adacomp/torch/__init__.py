@@ -14,5 +14,6 @@ except ImportError as error:
 
 from .config import Config, LocalAdam
 from .hook import AdaCompState, adacomp_hook, attach
+from .local import LocalSteps, Outer
 
-__all__ = ["AdaCompState", "Config", "LocalAdam", "adacomp_hook", "attach"]
+__all__ = ["AdaCompState", "Config", "LocalAdam", "LocalSteps", "Outer", "adacomp_hook", "attach"]

@@ -38,7 +38,7 @@ class DdpDoor:
         learners, node = None, None
         if config.node_size != 1:
             learners, inside = members(self.group, config.node_size)
-            node = _node(self.group, inside, model, config, in_place) if len(inside) > 1 else None
+            node = make_node(self.group, inside, model, config, in_place) if len(inside) > 1 else None
         self.runtime = Runtime(model, self.group, config, skip_unused, in_place, learners, node)
         self.runtime.model.others = [name for name, _ in others]
 
@@ -80,7 +80,7 @@ class DdpDoor:
         return layers
 
 
-def _node(group: dist.ProcessGroup, inside: list[int], model: Model, config: Config, in_place: bool | None) -> Node:
+def make_node(group: dist.ProcessGroup, inside: list[int], model: Model, config: Config, in_place: bool | None) -> Node:
     """Connects the processes of a machine, all machines at the same time."""
     transport = Transport(group, model.device, config.explicit_timeout(), inside)
     device_group = None

@@ -52,6 +52,10 @@ class Path:
         """Ends a step that was sent without the exchange: what has arrived leaves the residuals."""
         self._exchange.end_elsewhere(arrived)
 
+    def decay(self, factor: float) -> None:
+        """Multiplies all residuals by a factor."""
+        self._exchange.decay(factor)
+
     def to_host(self) -> None:
         """Copies all residuals to the native side, until `to_device`."""
 
@@ -103,6 +107,11 @@ class SelectionPath(Path):
         result = super().add_residuals(copy, layers)
         buffer.copy_(copy)
         return result
+
+    def decay(self, factor: float) -> None:
+        super().decay(factor)
+        for residual in self.residuals.values():
+            residual.mul_(factor)
 
     def to_host(self) -> None:
         for layer, residual in self.residuals.items():

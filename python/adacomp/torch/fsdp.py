@@ -22,8 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMe
 
 from .config import Config
 from .node import Inside
-from .runtime import FORMATS, Model, Runtime
-from .saved import clean_name
+from .runtime import Model, Named, Runtime, trained_parameters
 from .transport import Transport
 
 WRONG_MESH = (
@@ -106,28 +105,12 @@ class FsdpDoor:
             raise ValueError("node_size is for DDP: with FSDP2 the mesh of fully_shard says who is inside of a machine")
         self.group = learners
         groups = _param_groups(model)
-        sharded = {id(each.sharded_param): each for group in groups for each in group.fsdp_params}
-        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        left = [name for name, parameter in trained if id(parameter) not in sharded]
-        if left:
-            raise ValueError(
-                f"parameter {left[0]} is not sharded, so nobody would average it; call fully_shard on the model, too"
-            )
-        known = [(clean_name(name), sharded[id(parameter)]) for name, parameter in trained]
-        named = [(name, each.sharded_param) for name, each in known]
-        for name, parameter in named:
-            if parameter.dtype not in FORMATS:
-                raise ValueError(f"parameter {name} is {parameter.dtype}; float32, float16 and bfloat16 can be exchanged")
-        self._model = Model(model, named, config, [torch.empty(each._orig_size, device="meta") for _, each in known])
-        shard_group = _machine(groups, learners)
-        inside = None
-        if shard_group is not None and dist.get_world_size(shard_group) > 1:
-            cut = [_cut(each, dist.get_world_size(shard_group)) for _, each in known]
-            transport = Transport(shard_group, self._model.device, config.explicit_timeout())
-            inside = Inside(transport, self._model.layout, cut)
+        if not all(hasattr(group, "_prepare_reduce_scatter_inputs") for group in groups):
+            raise RuntimeError("this version of PyTorch does not say which parameters FSDP reduces; tested with 2.15")
+        model_of_all, inside = sharded(model, learners, config)
         # Parameters that nobody has used get no gradient, so they must not send.
-        self.runtime = Runtime(self._model, learners, config, True, in_place, None, inside)
-        numbers = {id(each.sharded_param): number for number, (_, each) in enumerate(known)}
+        self.runtime = Runtime(model_of_all, learners, config, True, in_place, None, inside)
+        numbers = {id(parameter): number for number, parameter in enumerate(model_of_all.trained)}
         units = [_Unit(group, numbers) for group in groups]
         # About the order of the backward pass. It must be the same on all learners, also if some do not use all units.
         self._units = [unit for unit in reversed(units) if unit.parameters]
@@ -207,6 +190,28 @@ class FsdpDoor:
                 unit.give(everywhere)
 
 
+def sharded(
+    model: torch.nn.Module, learners: dist.ProcessGroup, config: Config, buffers: Named = ()
+) -> tuple[Model, Inside | None]:
+    """Returns the trained parameters of an FSDP2 model, with whole shapes, and the processes among which they are sharded, if
+    there are several. Buffers come after them: every process has them whole, and they travel dense."""
+    groups = _param_groups(model)
+    by_parameter = {id(each.sharded_param): each for group in groups for each in group.fsdp_params}
+    trained = trained_parameters(model)
+    left = [name for name, parameter in trained if id(parameter) not in by_parameter]
+    if left:
+        raise ValueError(f"parameter {left[0]} is not sharded, so nobody would average it; call fully_shard on the model, too")
+    known = [by_parameter[id(parameter)] for _, parameter in trained]
+    wholes = [torch.empty(each._orig_size, device="meta") for each in known] + [buffer for _, buffer in buffers]
+    model_of_all = Model(model, [*trained, *buffers], config, wholes, [name for name, _ in buffers])
+    shard_group = _machine(groups, learners)
+    if shard_group is None or (places := dist.get_world_size(shard_group)) == 1:
+        return model_of_all, None
+    cut = [_cut(each, places) for each in known] + [[(0, buffer.numel())] * places for _, buffer in buffers]
+    transport = Transport(shard_group, model_of_all.device, config.explicit_timeout())
+    return model_of_all, Inside(transport, model_of_all.layout, cut)
+
+
 def _param_groups(model: torch.nn.Module) -> list[Any]:
     """Returns FSDP's groups of parameters, in the order of their modules."""
     groups: list[Any] = []
@@ -215,9 +220,6 @@ def _param_groups(model: torch.nn.Module) -> list[Any]:
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 if not any(group is other for other in groups):
                     groups.append(group)
-    for group in groups:
-        if not hasattr(group, "_prepare_reduce_scatter_inputs"):
-            raise RuntimeError("this version of PyTorch does not say which parameters FSDP reduces; tested with 2.15")
     return groups
 
 
@@ -263,6 +265,11 @@ def fsdp_learners(learners: dist.ProcessGroup | DeviceMesh | None) -> dist.Proce
             "say between whom to compress: attach(model, mesh['replicate']), the processes that have the same shards on other "
             "machines, with fully_shard(module, mesh=mesh['shard']) inside of a machine"
         )
+    return as_group(learners)
+
+
+def as_group(learners: dist.ProcessGroup | DeviceMesh) -> dist.ProcessGroup:
+    """Returns the process group of learners that may be given as a mesh."""
     if isinstance(learners, DeviceMesh):
         if learners.ndim != 1:
             raise ValueError(f"the learners are a mesh of {learners.ndim} dimensions; expected one, such as mesh['replicate']")

@@ -2,9 +2,8 @@
 
 import dataclasses
 import logging
-import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -14,16 +13,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from . import report
 from .config import Codec, Config, LocalAdam, Mode, NodeSize, Scale, Strategy, Treatment
 from .ddp import DdpDoor, ddp_inside
 from .fsdp import FsdpDoor, fsdp_learners
-from .runtime import Runtime
+from .handle import Handle
 
 logger = logging.getLogger("adacomp")
 
 
-class AdaCompState:
+class AdaCompState(Handle):
     """AdaComp for one DDP model: the state of :func:`adacomp_hook`. Usually made by :func:`attach`.
 
     Where something else registers the hook, make a state, hand it over with :func:`adacomp_hook`, and bind it to the model
@@ -37,34 +35,13 @@ class AdaCompState:
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        self._config = config or Config()
+        super().__init__(config or Config())
         # For tests: whether to take the path for buckets in the processor's memory, whatever the device is.
         self._in_place: bool | None = None
         self._door: DdpDoor | FsdpDoor | None = None
-        self._runtime: Runtime | None = None
-        self._to_load: tuple[list[Mapping[str, torch.Tensor]], bool] | None = None
         # Whether the hook has been called, or is sure to be.
         self._used = [False]
         weakref.finalize(self, _warn_if_unused, self._used)
-
-    @property
-    def config(self) -> Config:
-        """The options as they are now."""
-        return self._config
-
-    @property
-    def mode(self) -> Mode:
-        """``"auto"``, ``"on"`` or ``"off"``. Can be set while training; it counts from the next step on. All learners must set it
-        after the same step, or they get an error and nothing changes. The first dense step after compressed ones also sends the
-        residuals, so nothing is lost."""
-        return self._config.mode
-
-    @mode.setter
-    def mode(self, mode: Mode) -> None:
-        config = dataclasses.replace(self._config, mode=mode)
-        if self._runtime is not None:
-            self._runtime.set_mode(config)
-        self._config = config
 
     def bind(self, model: torch.nn.Module | Callable[..., Any], learners: dist.ProcessGroup | DeviceMesh | None = None) -> None:
         """Connects the state with its model and the other learners, which all must do the same; see :func:`attach`."""
@@ -80,107 +57,16 @@ class AdaCompState:
                 _watch(ddp, self._used)
         else:
             raise TypeError("learners are for FSDP2 models; those of a DDP model are its processes: see node_size")
-        self._runtime = self._door.runtime
-        if self._runtime.is_first:
-            logger.info("%s", report.introduction(self._runtime))
-            if warning := report.unmatched(self._runtime):
-                logger.warning("%s", warning)
-        if self._to_load is not None:
-            (states, strict), self._to_load = self._to_load, None
-            self._runtime.load_state_dict(states, strict)
-
-    def stats(self) -> dict[str, Any]:
-        """Returns what the hook does and what that is worth.
-
-        - ``mode``, ``compressing``, ``why``, ``strategy`` (where it is ``"auto"``, the one that was chosen), ``learners``, and
-          ``steps`` by kind.
-        - ``bytes_sent``: bytes that this learner handed to the process group in compressed steps, padding and headers included.
-        - ``compression_ratio``: bytes that a dense ring all-reduce of the same steps would have sent, over ``bytes_sent``.
-        - ``frame_ratio``: the paper's measure: bytes of dense float32 gradients, sent to the same learners in the same way, over
-          ``bytes_sent``.
-        - ``last``: the same for the last compressed step, with ``seconds`` by what they went into and ``held_up``, those from the
-          last bucket to the end of the backward pass.
-        - ``layers``: for each parameter name its elements, its treatment, and what it selected and sent in that step.
-        """
-        return report.stats(self._bound())
-
-    def state_dict(self, consolidate: bool = False) -> dict[str, torch.Tensor]:
-        """Returns what must be saved so that nothing is lost at resume, for ``torch.save`` or safetensors.
-
-        Each learner has its own: save all of them and give each its own back, and training goes on with the same bits, but
-        for the automatic mode, which times steps anew. With ``consolidate`` all learners must call it and all get the same: the
-        average of all, of which one copy is enough, and which any number of learners can load.
-        """
-        if not consolidate and sys._getframe(1).f_globals.get("__name__") == "accelerate.checkpointing":
-            raise RuntimeError("Accelerate keeps one learner's state only: register_for_checkpointing(hook.consolidated)")
-        return self._bound().state_dict(consolidate)
-
-    def load_state_dict(
-        self, state: Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]], strict: bool = True
-    ) -> None:
-        """Takes over what was saved: this learner's own, or one that is consolidated, or a list of those of all learners, from
-        which any number of learners can go on. All learners must do so, or none. Without ``strict`` the state may be of another
-        model: parameters that it does not have, or in another shape, begin with nothing, and others of it are left out."""
-        states = [state] if isinstance(state, Mapping) else list(state)
-        if self._runtime is None:
-            self._to_load = states, strict
-        else:
-            self._runtime.load_state_dict(states, strict)
-
-    @property
-    def consolidated(self) -> "Consolidated":
-        """The hook for those who save one copy of a state for all learners, and who call ``state_dict()`` on all of them, as
-        Accelerate does: ``accelerator.register_for_checkpointing(hook.consolidated)``."""
-        return Consolidated(self)
-
-    def scalars(self) -> dict[str, float]:
-        """Returns numbers for a log by name: whether it compresses, dropped steps, and of the last compressed step bytes, ratios,
-        where its time went, and ``adacomp/seconds/held_up``, for how long the backward pass waited for it at its end."""
-        return report.scalars(self._bound())
-
-    def log_to(self, writer: Any, every: int = 50) -> None:
-        """Writes scalars in each step whose number is a multiple of ``every``. The writer is a TensorBoard ``SummaryWriter``, or
-        has ``log(numbers, step=)`` as a W&B run, or ``log_metrics(numbers, step=)`` as MLflow and Lightning's loggers."""
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every {every!r}; expected a number of steps, 1 or more")
-        self._bound().writer = (report.logger_of(writer), every)
+        self._connected(self._door.runtime)
 
     def close(self) -> None:
-        """Ends the hook's thread and its connections; learners that wait for this one are told at once. The model cannot be
-        trained any further after that."""
         self._used[0] = True
-        if self._runtime is not None:
-            self._runtime.close()
-
-    def _bound(self) -> Runtime:
-        if self._runtime is None:
-            raise RuntimeError(
-                "the AdaComp state has no model yet: use adacomp.torch.attach(ddp), or call state.bind(ddp) before the first step"
-            )
-        return self._runtime
-
-    def __repr__(self) -> str:
-        if self._runtime is None:
-            return f"AdaComp hook, mode {self.mode}, not yet attached to a model"
-        return report.describe(self._runtime)
+        super().close()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no model: neither has a copied DDP model a hook.
         config = dataclasses.replace(self._config, scaler=None, optimizer=None, node_size=1)
         return {**self.__dict__, "_door": None, "_runtime": None, "_config": config}
-
-
-class Consolidated:
-    """See :attr:`AdaCompState.consolidated`."""
-
-    def __init__(self, hook: AdaCompState) -> None:
-        self._hook = hook
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self._hook.state_dict(consolidate=True)
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._hook.load_state_dict(state)
 
 
 UNUSED = (

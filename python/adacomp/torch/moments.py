@@ -58,7 +58,7 @@ class Moments:
         return 1.0 if self.groups is None else float(self.groups[number]["lr"])
 
 
-def groups_of(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> list[Mapping[str, Any]]:
+def groups_of(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> list[Mapping[str, Any]]:
     """Returns the optimiser's group of each parameter."""
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     missing = sum(id(parameter) not in groups for parameter in parameters)

@@ -96,8 +96,16 @@ class Node(Inside):
             self._wait(self._device_group._reduce_scatter_base(plan.shard, packed.view(-1), dist.ReduceScatterOptions()))
         return plan.shard[: plan.lengths[self.place]]
 
+    def own_part(self, buffer: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """Returns this place's part of a bucket that is the same at all places."""
+        plan = self._plan(buffer, numbers)
+        for (start, end), (row, column) in plan.pieces:
+            if row == self.place:
+                plan.shard[column : column + end - start] = buffer[start:end]
+        return plan.shard[: plan.lengths[self.place]]
+
     def gather(self, buffer: torch.Tensor, numbers: Sequence[int]) -> None:
-        """Writes all places' parts of a bucket, which are where `scatter` has left them."""
+        """Writes all places' parts of a bucket, which are where `scatter` or `own_part` has left them."""
         plan = self._plan(buffer, numbers)
         received = self._temporary("received", plan, buffer)
         group = self._device_group or self.transport.group

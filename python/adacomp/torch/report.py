@@ -36,7 +36,7 @@ class Counts:
     def add_compressed(self, runtime: Runtime, sent: int, dense: int, averaged: bool) -> None:
         """Counts a compressed step, in which `sent` bytes stood for buckets of `dense` bytes."""
         self.compressed += 1
-        ring = 2 * dense * (runtime.learners - 1) / runtime.learners
+        ring = 2 * dense * (runtime.learners - 1) / runtime.learners * runtime.local_steps
         frames = 4 * sum(runtime.layout.elements) * _copies(runtime)
         self.bytes_sent += sent
         self.ring_bytes += ring
@@ -121,9 +121,9 @@ def unmatched(runtime: Runtime) -> str | None:
 def summary(runtime: Runtime) -> str:
     """Returns what it does now, why, and what compression is worth, in three lines or four."""
     counts, config = runtime.counts, runtime.config
-    now = f"compresses with {runtime.strategy}" if compressing(runtime) else "sends gradients dense"
+    now = f"compresses with {runtime.strategy}" if compressing(runtime) else f"sends {runtime.door.exchanged} dense"
     lines = [
-        f"AdaComp hook, mode {config.mode}: {now}, {_learners(runtime)}",
+        f"AdaComp {runtime.door.title}, mode {config.mode}: {now}, {_learners(runtime)}",
         f"  why: {why(runtime)}",
         f"  steps: {counts.compressed} compressed, {counts.plain + counts.flush} dense, {counts.dropped} dropped",
     ]
@@ -148,6 +148,8 @@ def _parameters(runtime: Runtime) -> list[str]:
     lines = [f"{key}: {len(group)} parameters, {sum(group):,} elements" for key, group in sorted(groups.items())]
     if runtime.model.others:
         lines.append(f"by the process group's own sum: {', '.join(runtime.model.others)}")
+    if runtime.kept_by_door:
+        lines.insert(0, runtime.kept_by_door.describe())
     if runtime.moments:
         lines.insert(0, "local_adam: each learner's Adam comes first, so the optimiser must be SGD without momentum")
     return lines

@@ -1,7 +1,8 @@
 """What runs behind every door: named ranges of a model, the learners' group, and one step after the other.
 
-A door (:mod:`.ddp`) says which ranges there are and who the learners are. It begins a step, submits buckets with the ranges in
-them, one after the other, and finishes the step. If the step is plain, it averages by its own means instead.
+A door (:mod:`.ddp`, :mod:`.fsdp`, :mod:`.local`) says which ranges there are and who the learners are. It begins a step, submits
+buckets with the ranges in them, one after the other, and finishes the step. If the step is plain, it averages by its own means
+instead.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ logger = logging.getLogger("adacomp")
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 T = TypeVar("T")
-Named = Sequence[tuple[str, torch.nn.Parameter]]
+Named = Sequence[tuple[str, torch.Tensor]]
 
 
 @dataclass
@@ -49,13 +50,32 @@ class _Bucket:
     exchanged: tuple[torch.Tensor, list[int]] = field(init=False)
 
 
+class Door:
+    """What a runtime has to know of its door."""
+
+    # What it is called, and what it exchanges.
+    title, exchanged = "hook", "gradients"
+    # Whether it averages dense steps by its own means where nothing waits in residuals.
+    has_plain_steps = True
+    # Whether the processes of a learner that all have the whole have different values, which are then averaged inside.
+    differs_inside = True
+    # What to tell when a step is dropped, and what to do about it.
+    dropped = "a gradient is not finite: all learners get NaN gradients, so skip this optimizer step. Residuals stay finite."
+    advice = " If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
+
+
 class Model:
     """The parameters that are exchanged, and how their gradients travel."""
 
     def __init__(
-        self, module: torch.nn.Module, named: Named, config: Config, wholes: Sequence[torch.Tensor] | None = None
+        self,
+        module: torch.nn.Module,
+        named: Named,
+        config: Config,
+        wholes: Sequence[torch.Tensor] | None = None,
+        dense: Sequence[str] = (),
     ) -> None:
-        """Where parameters are sharded, `wholes` are tensors of their whole shapes."""
+        """Where parameters are sharded, `wholes` are tensors of their whole shapes. Those named in `dense` travel dense."""
         self.device = _device_of(named)
         # Kept, because doors know parameters by their identity.
         self.trained = [parameter for _, parameter in named]
@@ -63,14 +83,15 @@ class Model:
         self._shapes = [
             (name, tuple(whole.shape), kind) for (name, _), whole, kind in zip(named, self.parameters, kinds(module, named))
         ]
-        self._config = config
+        self._config, self._dense = config, [(name, "dense") for name in dense]
         self.layout = self.layout_at(0)
         # Names of parameters that the door averages by its own means, because they cannot be compressed.
         self.others: list[str] = []
 
     def layout_at(self, step: int) -> Layout:
         """Returns the layout of whole parameters in a compressed step: bins may grow in the first ones."""
-        return Layout(self._shapes, **self._config.policy(step))
+        policy = self._config.policy(step)
+        return Layout(self._shapes, **{**policy, "names": policy["names"] + self._dense})
 
 
 class Runtime:
@@ -85,10 +106,11 @@ class Runtime:
         in_place: bool | None = None,
         learners: Sequence[int] | None = None,
         inside: Inside | None = None,
+        door: type[Door] = Door,
     ) -> None:
         """Connects these members of a process group, or all, which all must do. With `skip_unused`, parameters whose gradient is
         zero everywhere send nothing and keep their residual. `inside` are the other processes of the same learner."""
-        self.config, self.model, self.device, self.inside = config, model, model.device, inside
+        self.config, self.model, self.device, self.inside, self.door = config, model, model.device, inside, door
         # The layers that are exchanged here, and which parts of which parameters they are.
         whole = [(number, 0, elements) for number, elements in enumerate(model.layout.elements)]
         self.parts = inside.parts if inside else whole
@@ -96,9 +118,9 @@ class Runtime:
 
         self.transport = Transport(group, self.device, config.explicit_timeout(), learners, inside)
         self.learners = self.transport.learners
-        self._check_agreement("mode", config.mode)
-        self._check_agreement("local_adam", config.local_adam)
-        self._check_agreement("an optimizer", config.optimizer is not None)
+        self.check_agreement("mode", config.mode)
+        self.check_agreement("local_adam", config.local_adam)
+        self.check_agreement("an optimizer", config.optimizer is not None)
         self._skip_unused = skip_unused
         self._in_place = self.device.type == "cpu" if in_place is None else in_place
         self.connect(config.strategy)
@@ -106,6 +128,8 @@ class Runtime:
         groups = groups_of(config.optimizer, model.trained) if config.optimizer else None
         groups = [groups[number] for number, _, _ in self.parts] if groups else None
         self.moments = Moments(config.local_adam, groups) if config.local_adam else None
+        # What the door keeps of parameters beside that.
+        self.kept_by_door: saved.Kept | None = None
 
         self.auto: Auto | None = None
         self.configure(config)
@@ -117,6 +141,10 @@ class Runtime:
         # The step that is going on, if it is not plain: then the door averages it.
         self._step: Compressed | Flush | None = None
         self.is_plain = True
+        # Whether the last step that was not plain was averaged, or dropped.
+        self.averaged = True
+        # How many steps of the optimiser the step stands for, each of which would have had a dense all-reduce.
+        self.local_steps = 1
         self._buckets: list[_Bucket] = []
         self._sent_before = self._dense_bytes = 0
         self._submitted = 0.0
@@ -158,7 +186,7 @@ class Runtime:
         """Takes over another mode, from the next step on, if all learners do."""
         self.check()
         mode = f"mode={config.mode!r} after step {self.counts.steps()}"
-        self._agree("set the same hook.mode after the same step", mode)
+        self.agree("set the same hook.mode after the same step", mode)
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -205,7 +233,7 @@ class Runtime:
         if consolidate:
             # Whoever is alone here must know it before any collective.
             step = f"step {self.counts.steps()}"
-            self._agree("call state_dict(consolidate=True) after the same step", step)
+            self.agree("call state_dict(consolidate=True) after the same step", step)
         try:
             return self._worker.call(lambda: self._on_stream(lambda: saved.save(self, consolidate)))
         except RuntimeError as error:
@@ -229,14 +257,15 @@ class Runtime:
 
     # A step.
 
-    def begin(self, now: float) -> None:
-        """Begins a step. The worker has nothing to do at this time."""
+    def begin(self, now: float, part: int = 0) -> None:
+        """Begins a step. The worker has nothing to do at this time. Where steps have different layers, `part` is their number."""
         if self._step is not None:
             raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
         try:
             compress = self._auto_begin(self.auto, now) if self.auto else self.config.mode == "on"
             # The updates of a learner of several processes are not those of each.
-            self.is_plain = not (compress or self.keeps or (self.moments and self.inside))
+            can_be_plain = self.door.has_plain_steps and not (self.moments and self.inside)
+            self.is_plain = can_be_plain and not (compress or self.keeps)
             if self.is_plain:
                 self.counts.plain += 1
                 self._log()
@@ -247,7 +276,7 @@ class Runtime:
             self._sent_before, self._dense_bytes = self.transport.sent, 0
             loss_scale = self.config.loss_scale()
             self.path.set_loss_scale(1.0 if loss_scale is None else loss_scale)
-            self.transport.begin_step()
+            self.transport.begin_step(part)
             self._step = Compressed(self.path, self.inside) if compress else Flush(self.path, self.transport, self.inside)
         except BaseException as error:
             self._fail(error)
@@ -277,7 +306,8 @@ class Runtime:
         if self.inside:
             layers = self.inside.begin(bucket.numbers)
             if isinstance(self.inside, Node):
-                buffer = self.inside.scatter(buffer, bucket.numbers)
+                take = self.inside.scatter if self.door.differs_inside else self.inside.own_part
+                buffer = take(buffer, bucket.numbers)
             self.apply_moments(buffer, layers)
         self._dense_bytes += buffer.nbytes
         bucket.exchanged = buffer, layers
@@ -300,7 +330,7 @@ class Runtime:
             self.counts.last["held_up"] = time.perf_counter() - self._submitted
         else:
             self.counts.flush += 1
-        self.keeps, self._step = step.keeps, None
+        self.keeps, self._step, self.averaged = step.keeps, None, averaged
         if not averaged:
             self._note_dropped()
         # Before the step is handed back: whoever ends training after it may close the writer.
@@ -326,12 +356,7 @@ class Runtime:
     def _note_dropped(self) -> None:
         self.counts.dropped += 1
         if self.counts.dropped == 1 and self.config.loss_scale() is None:
-            advice = "" if self.moments else "If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
-            logger.warning(
-                "a gradient is not finite: all learners get NaN gradients, so skip this optimizer step. "
-                "Residuals stay finite. %s",
-                advice,
-            )
+            logger.warning("%s%s", self.door.dropped, "" if self.moments else self.door.advice)
 
     def _log(self) -> None:
         if self.writer is None or self.counts.steps() % self.writer[1]:
@@ -356,6 +381,10 @@ class Runtime:
 
     # Helpers.
 
+    def decay(self, factor: float) -> None:
+        """Multiplies all residuals by a factor, between steps."""
+        self._on_stream(lambda: self.path.decay(factor))
+
     def check(self) -> None:
         if self._error is not None:
             raise RuntimeError(f"AdaComp cannot go on: {self._error}") from self._error
@@ -365,7 +394,7 @@ class Runtime:
         largest = self.transport.combine(numbers, max)
         return self.inside.combine(largest, max) if self.inside else largest
 
-    def _agree(self, what: str, value: str) -> None:
+    def agree(self, what: str, value: str) -> None:
         """Makes sure that all learners, and all of their processes, say the same."""
         for transport in self._transports():
             transport.rendezvous.agree(what, value)
@@ -374,7 +403,7 @@ class Runtime:
         """Returns that between learners, and that inside of this one."""
         return [self.transport, self.inside.transport] if self.inside else [self.transport]
 
-    def _check_agreement(self, option: str, value: object) -> None:
+    def check_agreement(self, option: str, value: object) -> None:
         for transport, who in zip(self._transports(), ("learner", "process")):
             for number, other in enumerate(transport.all_gather(repr(value).encode())):
                 if other.decode() != repr(value):
@@ -470,6 +499,15 @@ def kinds(module: torch.nn.Module, named: Named) -> "list[Kind]":
     # Its own, and those from which it makes them, such as with weight normalisation.
     convolutions = {id(p) for owner in module.modules() if isinstance(owner, _ConvNd) for p in owner.parameters()}
     return [kind(parameter.dim(), id(parameter) in convolutions) for _, parameter in named]
+
+
+def trained_parameters(module: torch.nn.Module) -> Named:
+    """Returns the name and parameter of all that can be exchanged: no frozen ones, shared ones once. Others are refused."""
+    named = [(saved.clean_name(name), parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    for name, parameter in named:
+        if parameter.dtype not in FORMATS:
+            raise ValueError(f"parameter {name} is {parameter.dtype}; float32, float16 and bfloat16 can be exchanged")
+    return named
 
 
 def _device_of(named: Named) -> torch.device:

@@ -8,9 +8,9 @@ lie in the parameter's memory. Keys without such a prefix are those of consolida
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy
 import torch
@@ -30,6 +30,9 @@ RESIDUAL, OWNER = "residual.", "owner."
 STEPS, FIRST, SECOND = "adam.steps.", "adam.first.", "adam.second."
 # That residuals of updates have the learning rate in them.
 RATE = "adam.rate"
+# Those of local steps: how many, and where in a round; weights and the outer momentum, both the same on all learners; and what
+# this learner has submitted of its weights to a round that is under way.
+LOCAL_STEPS, SHARED, MOMENTUM, SUBMITTED = "local.steps", "shared.", "momentum.", "submitted."
 # The length of texts, whatever they say: distributed checkpoints load into tensors of the same size.
 TEXT_BYTES = 96
 
@@ -67,6 +70,24 @@ class Range:
 
 # What several processes have saved, by kind and number of the parameter.
 Index = dict[tuple[str, int], list[Range]]
+# Returns what was saved of a kind, a number of a parameter and its elements from one to another, if it was.
+Find = Callable[[str, int, int, int], torch.Tensor | None]
+
+
+class Kept(Protocol):
+    """What a door keeps of parameters, beside residuals."""
+
+    # The kinds that are the same on all learners.
+    shared_kinds: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Returns what it does, for the log."""
+
+    def save(self, consolidate: bool) -> tuple[torch.Tensor, list[Range]]:
+        """Returns counts, and what is kept: all that this learner has, or what all have."""
+
+    def load(self, counts: torch.Tensor, find: Find, own: bool) -> None:
+        """Takes over what this learner has saved, or any."""
 
 
 # Saving.
@@ -78,6 +99,10 @@ def save(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
         ranges = [*_residuals(runtime, consolidate), *_moments(runtime)]
     finally:
         runtime.path.to_device()
+    counts = None
+    if runtime.kept_by_door:
+        counts, kept = runtime.kept_by_door.save(consolidate)
+        ranges += kept
     if consolidate:
         ranges = list(_consolidated(runtime, ranges))
     exchange, learner, learners = runtime.exchange, runtime.transport.learner, runtime.learners
@@ -87,6 +112,8 @@ def save(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
         state[prefix + STRATEGY] = _from_text(_chosen(runtime.strategy, learners))
     if runtime.moments and runtime.moments.groups:
         state[prefix + RATE] = torch.ones(1)
+    if counts is not None:
+        state[prefix + LOCAL_STEPS] = counts
     for each in ranges:
         name, parameter = runtime.model.layout.names[each.number], runtime.model.parameters[each.number]
         if each.kind == OWNER or each.end - each.start < parameter.numel():
@@ -128,11 +155,16 @@ def _consolidated(runtime: Runtime, ranges: Sequence[Range]) -> Iterator[Range]:
     """Returns the average over learners, of whole parameters."""
     own = {(each.kind, each.number): each for each in ranges}
     treatments = runtime.model.layout.treatments
+    shared = runtime.kept_by_door.shared_kinds if runtime.kept_by_door else ()
     for number, parameter in enumerate(runtime.model.parameters):
-        for kind in ([RESIDUAL] if isinstance(treatments[number], int) else []) + ([FIRST, SECOND] if runtime.moments else []):
+        kinds = [RESIDUAL] if isinstance(treatments[number], int) else []
+        for kind in kinds + ([FIRST, SECOND] if runtime.moments else []) + list(shared):
             whole = torch.zeros(parameter.numel())
             if part := own.get((kind, number)):
-                whole[part.start : part.end] = _sum(runtime, part.values) / runtime.learners
+                values = part.values if kind in shared else _sum(runtime, part.values) / runtime.learners
+                # What all places have whole, the first one gives.
+                if kind not in shared or part.values.numel() < whole.numel() or not runtime.inside or not runtime.inside.place:
+                    whole[part.start : part.end] = values
             if runtime.inside:
                 runtime.inside.transport.wait(runtime.inside.transport.start_sum(whole))
             yield Range(kind, number, 0, parameter.numel(), whole)
@@ -160,6 +192,8 @@ class Piece:
     places: int
     strategy: str
     has_rate: bool
+    # Of local steps, if it is of such.
+    counts: torch.Tensor | None
     tensors: dict[str, dict[str, torch.Tensor]]
 
     def learner(self) -> tuple[int, int]:
@@ -215,6 +249,9 @@ def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
     learner = (runtime.transport.learner, runtime.learners)
     own = [piece for piece in same_place if fits and piece.learner() == learner]
     moments = _read_moments(runtime, own or pieces, strict)
+    counts = pieces[0].counts
+    if (counts is None) != (runtime.kept_by_door is None):
+        raise ValueError("residuals of local steps are of weights, others of gradients: load the state with what has saved it")
     runtime.exchange.load(native)
     if runtime.config.strategy == "auto":
         # As many learners as before keep to what was chosen then, whatever this version would choose.
@@ -225,6 +262,18 @@ def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
     runtime.path.to_device()
     if runtime.moments:
         runtime.moments.kept = moments
+    if runtime.kept_by_door and counts is not None:
+        first = min(piece.learner() for piece in pieces)
+        of_one = _index(runtime, own or [piece for piece in pieces if piece.learner() == first])
+
+        def find(kind: str, number: int, start: int, end: int) -> torch.Tensor | None:
+            values, found = _collect(of_one, kind, number, start, end)
+            if found < end - start and kind == SHARED and strict:
+                name = runtime.model.layout.names[number]
+                raise ValueError(f"{kind}{name}[{start}:{end}] is missing in a state, or has another shape")
+            return values if found == end - start else None
+
+        runtime.kept_by_door.load(own[0].counts if own and own[0].counts is not None else counts, find, bool(own))
 
 
 def _pieces(state: Tensors) -> Iterator[Piece]:
@@ -240,10 +289,11 @@ def _pieces(state: Tensors) -> Iterator[Piece]:
         place, places = (int(match[1]), int(match[2])) if match and match[1] else (0, 1)
         kinds: dict[str, dict[str, torch.Tensor]] = {}
         for key, values in tensors.items():
-            for kind in (RESIDUAL, OWNER, STEPS, FIRST, SECOND):
+            for kind in (RESIDUAL, OWNER, STEPS, FIRST, SECOND, SHARED, MOMENTUM, SUBMITTED):
                 if key.startswith(kind):
                     kinds.setdefault(kind, {})[key.removeprefix(kind)] = values
-        yield Piece(_text(tensors, TEXT), place, places, _text(tensors, STRATEGY), RATE in tensors, kinds)
+        strategy, counts = _text(tensors, STRATEGY), tensors.get(LOCAL_STEPS)
+        yield Piece(_text(tensors, TEXT), place, places, strategy, RATE in tensors, counts, kinds)
 
 
 def _assembled(runtime: Runtime, pieces: Sequence[Piece], strict: bool) -> list[Native]:
@@ -336,17 +386,17 @@ def _text(state: Tensors, key: str) -> str:
 
 def _shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Returns values that lie as in a bucket, with a parameter's shape."""
-    return flat.as_strided(parameter.shape, _strides(parameter)).contiguous()
+    return flat.as_strided(parameter.shape, strides(parameter)).contiguous()
 
 
 def _flat(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Does the reverse."""
-    stored = torch.empty_strided(parameter.shape, _strides(parameter), dtype=torch.float32).copy_(values)
+    stored = torch.empty_strided(parameter.shape, strides(parameter), dtype=torch.float32).copy_(values)
     return stored.as_strided((parameter.numel(),), (1,))
 
 
-def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+def strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """Returns how a parameter's elements lie in buckets: as in its memory if they fill a piece of that, otherwise in order."""
     # PyTorch gives a new tensor the same strides only if they do.
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return strides if strides == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()
+    kept = torch.empty_like(parameter, device="meta").stride()
+    return kept if kept == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()
