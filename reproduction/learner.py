@@ -38,11 +38,11 @@ from reproduction.studies import Result
 TRAINED = 150
 TRAINED_SECONDS = 90.0
 # Steps before a turn, with AdaComp and without; fewer if one takes more than SLOW seconds.
-WARM_UP = {True: 12, False: 3}
+WARM_UP = {True: 6, False: 2}
 SLOW = 3.0
 # Steps of a turn, at most. What is slow is the link's doing and hardly varies, so one will do; from VERY_SLOW seconds on it is
 # the first.
-STEPS = 10
+STEPS = 5
 VERY_SLOW = 30.0
 
 # PyTorch's setting for the size of the first bucket.
