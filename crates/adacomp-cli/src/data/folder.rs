@@ -1,13 +1,14 @@
 //! A folder of class folders, as ImageNet comes: `train/CLASS/*.jpg` and `val/CLASS/*.jpg`.
 
 use super::fetch::folders_in;
+use super::images::{MOST_PIXELS, decode};
 use super::{Batch, Data, Samples};
 use crate::draw::Draw;
 use crate::files;
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
 use image::imageops::FilterType;
-use image::{DynamicImage, ImageResult, RgbImage};
+use image::{DynamicImage, RgbImage};
 use std::path::{Path, PathBuf};
 
 /// Width and height of pictures as models take them.
@@ -91,7 +92,7 @@ impl Samples for Folder {
     fn add(&self, sample: usize, draw: Option<Draw>, batch: &mut Batch) -> Result<()> {
         let (path, class) = &self.pictures[sample];
         let random = draw.filter(|_| self.augment).map(|draw| draw.augmentation(sample));
-        let cut = read_picture(&files::read(path)?, random, SIDE)
+        let cut = read_picture(&files::read(path)?, random, SIDE, MOST_PIXELS)
             .with_context(|| format!("{} cannot be read as a picture", path.display()))?;
         for (channel, (mean, deviation)) in NORMAL.into_iter().enumerate() {
             let pixels = cut.pixels().map(|pixel| f32::from(pixel[channel]) / 255.0);
@@ -104,8 +105,8 @@ impl Samples for Folder {
 
 /// Reads a picture by what it is: some of ImageNet's files have another name than they should. Returns a part of it, scaled to
 /// a square.
-pub(crate) fn read_picture(bytes: &[u8], random: Option<Rng>, side: u32) -> ImageResult<RgbImage> {
-    let picture = image::load_from_memory(bytes)?;
+pub(crate) fn read_picture(bytes: &[u8], random: Option<Rng>, side: u32, most: u64) -> Result<RgbImage> {
+    let picture = decode(bytes, most)?;
     Ok(random.map_or_else(|| cut_middle(&picture, side), |random| cut_anywhere(&picture, random, side)))
 }
 

@@ -6,11 +6,15 @@ use crate::draw::Draw;
 use crate::files;
 use anyhow::{Context, Result, bail};
 use flate2::read::GzDecoder;
+use image::{DynamicImage, ImageReader, Limits};
 use smartcore::dataset::digits;
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Cursor, Read};
+use std::panic;
 use std::path::Path;
+use std::sync::Once;
 
 /// All three sets have ten classes.
 const CLASSES: u8 = 10;
@@ -266,7 +270,7 @@ fn cifar_pictures(folder: &Path, names: &[&str], labels: &str) -> Result<Images>
 
 /// Adds the pixels of a file: a picture in each row, red, green and blue side by side.
 pub(crate) fn add_rows(pixels: &mut Vec<u8>, bytes: &[u8], pictures: usize) -> Result<()> {
-    let picture = image::load_from_memory(bytes).context("it is damaged: fetch it again")?.into_rgb8();
+    let picture = decode(bytes, MOST_PIXELS).context("it is damaged: fetch it again")?.into_rgb8();
     if picture.dimensions() != (CIFAR_AREA as u32, pictures as u32) {
         let found = picture.dimensions();
         bail!("{found:?} pixels where {CIFAR_AREA}x{pictures} should be");
@@ -275,6 +279,39 @@ pub(crate) fn add_rows(pixels: &mut Vec<u8>, bytes: &[u8], pictures: usize) -> R
         (0..3).for_each(|channel| pixels.extend(row.iter().skip(channel).step_by(3)));
     }
     Ok(())
+}
+
+/// The most bytes of pixels that a picture may have.
+pub(crate) const MOST_PIXELS: u64 = 1 << 29;
+
+/// Decodes a PNG or JPEG by what it is, not by its name, if its pixels take no more than this number of bytes.
+///
+/// The decoders are not ours, and fuzzing has found a damaged JPEG on which one of them panics. Where they do, the picture is refused as
+/// any other that is damaged, and nothing is shown. This needs panics that unwind, as they do by default.
+pub(crate) fn decode(bytes: &[u8], most: u64) -> Result<DynamicImage> {
+    thread_local! {
+        static DECODING: Cell<bool> = const { Cell::new(false) };
+    }
+    static SILENCED: Once = Once::new();
+    SILENCED.call_once(|| {
+        let show = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if !DECODING.get() {
+                show(panic)
+            }
+        }));
+    });
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(most);
+    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format()?;
+    reader.limits(limits);
+    DECODING.set(true);
+    let decoded = panic::catch_unwind(|| reader.decode());
+    DECODING.set(false);
+    match decoded {
+        Ok(decoded) => Ok(decoded?),
+        Err(_) => bail!("its decoder gives up"),
+    }
 }
 
 /// Returns these pictures with labels from a list in JSON.
@@ -325,6 +362,27 @@ mod tests {
         let batch = Batch::of(&*test, 0..test.len(), None).unwrap();
         batch.targets.iter().for_each(|&target| seen[target as usize] += 1);
         assert!(seen.iter().all(|&count| count >= 20), "{seen:?}");
+    }
+
+    /// A JPEG that says of itself that it is progressive, with a sampling factor that does not fit: fuzzing found it.
+    #[test]
+    fn a_picture_on_which_its_decoder_panics_is_refused() {
+        let mut bytes = Cursor::new(Vec::new());
+        DynamicImage::new_rgb8(7, 5).write_to(&mut bytes, image::ImageFormat::Jpeg).unwrap();
+        let mut bytes = bytes.into_inner();
+        assert!(decode(&bytes, MOST_PIXELS).is_ok());
+        let frame = bytes.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+        (bytes[frame + 1], bytes[frame + 17]) = (0xc2, 0x22);
+        assert_eq!(decode(&bytes, MOST_PIXELS).unwrap_err().to_string(), "its decoder gives up");
+    }
+
+    #[test]
+    fn pictures_with_too_many_pixels_are_refused() {
+        let mut bytes = Cursor::new(Vec::new());
+        DynamicImage::new_rgb8(200, 100).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+        let bytes = bytes.into_inner();
+        assert!(decode(&bytes, 200 * 100 * 3 - 1).is_err());
+        assert!(decode(&bytes, MOST_PIXELS).is_ok());
     }
 
     #[test]

@@ -167,6 +167,28 @@ fn pictures_that_are_truncated_or_wrong() {
     assert!(ended.stderr.contains("cannot be read as a picture"), "{}", ended.stderr);
 }
 
+/// One line that names the file, and no word of a panic.
+#[test]
+fn a_picture_on_which_its_decoder_panics() {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    image::DynamicImage::new_rgb8(7, 5).write_to(&mut bytes, image::ImageFormat::Jpeg).unwrap();
+    let mut bytes = bytes.into_inner();
+    let frame = bytes.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+    (bytes[frame + 1], bytes[frame + 17]) = (0xc2, 0x22);
+    let folder = Folder::new();
+    for number in 0..40 {
+        folder.write(&format!("pictures/{}/{number}.jpg", number % 2), &bytes);
+    }
+    let ended = run(
+        folder.path(),
+        "train resnet18 --data pictures --image-folder --minibatch 4 --learners 2 --steps 1 --out out",
+    );
+    assert_eq!(ended.code, Some(2));
+    let line = ended.stderr.lines().last().unwrap();
+    assert!(line.ends_with(".jpg cannot be read as a picture: its decoder gives up"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+}
+
 #[test]
 fn text_and_speech_that_are_not_there() {
     let folder = Folder::new();
