@@ -72,6 +72,7 @@ def main():
     if trainer.is_world_process_zero():
         print(f"test error {error:.2f}%")
         print(callback.hook)
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

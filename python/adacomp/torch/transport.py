@@ -89,6 +89,7 @@ class Transport:
         self.learner, self.learners = self.rendezvous.learner, self.rendezvous.learners
         self.inside = inside
         own = dist.ProcessGroupGloo(self.rendezvous.store, self.learner, self.learners, self.timeout)
+        _transports.add(self)
         # PyTorch's annotations have a backend without methods, but it has those of a group.
         self._group = cast(dist.ProcessGroup, own)
         # The longest message of a step. It must be the same on all learners, so it is set once these have the same layout.
@@ -270,14 +271,16 @@ class Worker:
         self.submit(job)
         return future.result()
 
-    def close(self, seconds: float) -> None:
-        """Takes no more jobs, and ends the thread after those that it has."""
+    def close(self, seconds: float) -> bool:
+        """Takes no more jobs, and ends the thread after those that it has. Returns whether it has ended in time."""
         self._closed = True
         self._jobs.put(None)
         self._thread.join(seconds)
+        return not self._thread.is_alive()
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
 def _serve(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
@@ -289,5 +292,7 @@ def _serve(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for worker in list(_workers):
-        worker.close(AT_EXIT)
+    if all([worker.close(AT_EXIT) for worker in list(_workers)]):
+        # Gloo's threads, too, let go of tensors, for which they need the interpreter. They end with the connections.
+        for transport in list(_transports):
+            transport.close()
