@@ -5,8 +5,11 @@ machines. Little is left to do inside: the scale of a parameter is that of all i
 For DDP, whose processes all have the whole gradient, :class:`Node` also sums gradients inside, and brings the average to all.
 """
 
+import contextlib
 import math
+import mmap
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,29 +79,43 @@ class Node(Inside):
         places = range(transport.learners)
         cut = [[final.shard(number, place, len(places)) for place in places] for number in range(len(final.names))]
         super().__init__(transport, model, cut)
-        self._device_group = device_group
+        self._group = device_group or transport.group
+        # Whether tensors may be in memory that all places have; not if the first attempt fails.
+        self._shares = device_group is None
         self._elements = model.elements
         self._plans: dict[tuple[int, ...], _Plan] = {}
-        self._scratch: dict[str, torch.Tensor] = {}
+        # For what places give each other of a bucket, while the one before may still be read.
+        self._scratch = [torch.zeros(0, dtype=torch.uint8)] * 2
 
     def scatter(self, buffer: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         """Returns the mean over all places of this place's part of a bucket."""
         plan = self._plan(buffer, numbers)
-        packed = self._temporary("packed", plan, buffer)
+        if not plan.shared:
+            packed = torch.zeros_like(plan.rows)
+            for (start, end), (row, column) in plan.pieces:
+                torch.div(buffer[start:end], self.places, out=packed[row, column : column + end - start])
+            self._wait(self._group._reduce_scatter_base(plan.shard, packed.view(-1), dist.ReduceScatterOptions()))
+            return plan.shard[: plan.lengths[self.place]]
+        given = self._given(plan)
         for (start, end), (row, column) in plan.pieces:
-            torch.div(buffer[start:end], self.places, out=packed[row, column : column + end - start])
-        if self._device_group is None:
-            # Gloo's own reduce-scatter sends as much as an all-reduce.
-            received = self._temporary("received", plan, buffer)
-            self._wait(self.transport.group.alltoall_base(received.view(-1), packed.view(-1), [], []))
-            torch.sum(received, 0, out=plan.shard)
-        else:
-            self._wait(self._device_group._reduce_scatter_base(plan.shard, packed.view(-1), dist.ReduceScatterOptions()))
+            if row != self.place:
+                torch.div(buffer[start:end], self.places, out=given[self.place, row, column : column + end - start])
+        self._meet()
+        others = [each[self.place] for place, each in enumerate(given) if place != self.place]
+        for (start, end), (row, column) in plan.pieces:
+            if row == self.place:
+                here = slice(column, column + end - start)
+                torch.add(others[0][here], buffer[start:end], alpha=1 / self.places, out=plan.shard[here])
+        for other in others[1:]:
+            plan.shard += other
         return plan.shard[: plan.lengths[self.place]]
 
     def own_part(self, buffer: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         """Returns this place's part of a bucket that is the same at all places."""
         plan = self._plan(buffer, numbers)
+        if plan.shared:
+            # The other places have read what was there before.
+            self._meet()
         for (start, end), (row, column) in plan.pieces:
             if row == self.place:
                 plan.shard[column : column + end - start] = buffer[start:end]
@@ -107,24 +124,65 @@ class Node(Inside):
     def gather(self, buffer: torch.Tensor, numbers: Sequence[int]) -> None:
         """Writes all places' parts of a bucket, which are where `scatter` or `own_part` has left them."""
         plan = self._plan(buffer, numbers)
-        received = self._temporary("received", plan, buffer)
-        group = self._device_group or self.transport.group
-        self._wait(group._allgather_base(received.view(-1), plan.shard))
+        if plan.shared:
+            self._meet()
+        else:
+            self._wait(self._group._allgather_base(plan.rows.view(-1), plan.shard))
         for (start, end), (row, column) in plan.pieces:
-            buffer[start:end] = received[row, column : column + end - start]
+            buffer[start:end] = plan.rows[row, column : column + end - start]
 
     def _plan(self, buffer: torch.Tensor, numbers: Sequence[int]) -> "_Plan":
         key = tuple(numbers)
         if key not in self._plans:
-            self._plans[key] = _Plan([self._elements[number] for number in key], [self._cut[number] for number in key], buffer)
+            plan = _Plan([self._elements[number] for number in key], [self._cut[number] for number in key])
+            shape, size = (self.places, max(plan.lengths)), self.places * max(plan.lengths) * buffer.element_size()
+            self._shares = plan.shared = self._shares and self._grow(self.places * size)
+            memory = self._share(size) if plan.shared else None
+            if memory is None:
+                self._shares = plan.shared = False
+                plan.rows = torch.zeros(shape, dtype=buffer.dtype, device=buffer.device)
+                plan.shard = torch.zeros_like(plan.rows[0])
+            else:
+                plan.rows = memory.view(buffer.dtype).view(shape)
+                plan.shard = plan.rows[self.place]
+            self._plans[key] = plan
         return self._plans[key]
 
-    def _temporary(self, use: str, plan: "_Plan", buffer: torch.Tensor) -> torch.Tensor:
-        """Returns memory for all parts of a bucket, which the next bucket uses again."""
-        elements = self.places * plan.shard.numel()
-        if use not in self._scratch or self._scratch[use].numel() < elements or self._scratch[use].dtype != buffer.dtype:
-            self._scratch[use] = torch.zeros(elements, dtype=buffer.dtype, device=buffer.device)
-        return self._scratch[use][:elements].view(self.places, -1)
+    def _given(self, plan: "_Plan") -> torch.Tensor:
+        """Returns shared memory in which each place has a row for each place. It is used again for the bucket after the next: by
+        then all places have met again, so they have read it."""
+        self._scratch.reverse()
+        return self._scratch[0][: self.places * plan.rows.nbytes].view(plan.rows.dtype).view(self.places, *plan.rows.shape)
+
+    def _grow(self, size: int) -> bool:
+        """Makes room for so many bytes of a bucket. Returns whether there is."""
+        if self._scratch[0].numel() < size:
+            memory = [self._share(size) for _ in self._scratch]
+            if memory[0] is None or memory[1] is None:
+                return False
+            self._scratch = [memory[0], memory[1]]
+        return True
+
+    def _share(self, size: int) -> torch.Tensor | None:
+        """Returns bytes in memory that all places have, or nothing if there is not enough, or they are on several machines. Its
+        file is gone at once, so nothing is left behind."""
+        path, memory = "", None
+        with contextlib.suppress(OSError):
+            if self.place == 0:
+                file, path = tempfile.mkstemp(prefix="adacomp-", dir="/dev/shm")
+                with open(file, "wb") as opened:
+                    os.posix_fallocate(opened.fileno(), 0, max(size, 1))
+        path = self.transport.all_gather(path.encode())[0].decode()
+        with contextlib.suppress(OSError, ValueError), open(path, "r+b") as opened:
+            memory = torch.frombuffer(mmap.mmap(opened.fileno(), max(size, 1)), dtype=torch.uint8)[:size]
+        everywhere = self.agree(memory is not None)
+        if self.place == 0 and path:
+            os.unlink(path)
+        return memory if everywhere else None
+
+    def _meet(self) -> None:
+        """Waits until all places are here."""
+        self._wait(self._group.barrier())
 
     def _wait(self, work: Any) -> None:
         self.transport.wait(work)
@@ -133,7 +191,13 @@ class Node(Inside):
 class _Plan:
     """Where the parts of a bucket's parameters go: a row for each place."""
 
-    def __init__(self, elements: Sequence[int], cut: Cut, buffer: torch.Tensor) -> None:
+    rows: torch.Tensor
+    # This place's row.
+    shard: torch.Tensor
+    # Whether rows are in memory that all places have.
+    shared: bool
+
+    def __init__(self, elements: Sequence[int], cut: Cut) -> None:
         # Where in the bucket, and in which row from which column.
         self.pieces: list[tuple[tuple[int, int], tuple[int, int]]] = []
         self.lengths = [0] * len(cut[0])
@@ -144,7 +208,6 @@ class _Plan:
                     self.pieces.append(((first + start, first + end), (place, self.lengths[place])))
                     self.lengths[place] += end - start
             first += count
-        self.shard = torch.zeros(max(self.lengths), dtype=buffer.dtype, device=buffer.device)
 
 
 def members(group: dist.ProcessGroup, node_size: NodeSize) -> tuple[list[int], list[int]]:
