@@ -20,6 +20,7 @@ const EXAMPLES: &str = "Examples:
   adacomp compare mnist-cnn --learners 8           the same on MNIST, with a report to look at
   adacomp train cifar10-cnn --strategy sharded     one run, with checkpoints
   adacomp train --resume runs/cifar10-cnn-1        go on with it
+  adacomp train shakespeare-transformer --local-steps 10 --matrix-bin 50    exchange weights in every tenth step only
   mpirun -n 4 adacomp train mnist-cnn --transport mpi    four processes, also on four machines
   adacomp plan resnet18 --learners 8 --bandwidth 1gbit --compute 0.3s    whether it would pay
 
@@ -48,6 +49,7 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  adacomp plan resnet18 --learners 8 --bandwidth 1gbit --latency 0.2ms --compute 0.3s\n  \
                       adacomp plan 4096x2048,4096,1000x4096,1000 --learners 64 --bandwidth 10gbit --compute 50ms\n  \
+                      adacomp plan shakespeare-transformer --learners 4 --bandwidth 100mbit --latency 50ms --local-steps 30\n  \
                       adacomp plan --calibrate"
     )]
     Plan(PlanArguments),
@@ -128,6 +130,10 @@ pub(crate) struct PlanArguments {
     /// The time of a step without communication: 300ms, 1.5s
     #[arg(long, value_name = "TIME", default_value = "0.3s")]
     pub(crate) compute: String,
+    /// Local steps: how far weights have moved is exchanged once in this many steps, with nothing to overlap it; 0 for gradients in
+    /// every step
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    pub(crate) local_steps: u64,
     /// The frame ratio of convolution kernels: dense bytes over compressed bytes
     #[arg(long, value_name = "RATIO", default_value_t = 50.0)]
     pub(crate) conv_ratio: f64,

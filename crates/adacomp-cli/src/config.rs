@@ -2,7 +2,7 @@
 
 use crate::recipes::Recipe;
 use adacomp::{Codec, Kind, Layout, Policy, Scale, Treatment};
-use adacomp_exchange::{Options, Strategy, StrategyChoice};
+use adacomp_exchange::{LocalSteps, Options, Strategy, StrategyChoice};
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -46,6 +46,18 @@ pub(crate) enum OptimizerKind {
     Sgd,
     /// Adam
     Adam,
+}
+
+/// Where forward and backward passes run, by the name that Burn and the program's features have for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DeviceKind {
+    /// The processor
+    Flex,
+    /// A GPU, over Vulkan, Metal or DirectX
+    Wgpu,
+    /// A GPU of NVIDIA
+    Cuda,
 }
 
 /// How the learning rate changes over a run.
@@ -148,7 +160,7 @@ pub(crate) struct Config {
     /// The weight decay, which is added to the gradient
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) weight_decay: f64,
-    /// The largest norm of the averaged gradient of all weights
+    /// The largest norm of the averaged gradient of all weights; with local steps, of each learner's own gradient
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip: Option<f64>,
     /// Bounds what one learner can do: no value that it sends counts for more than this many times the median of what learners
@@ -158,9 +170,27 @@ pub(crate) struct Config {
     /// The number of first steps that send all gradients [default: 0]
     #[arg(long, value_name = "STEPS")]
     pub(crate) warm_up: u64,
+    /// Local steps: each learner trains alone, with an optimiser of its own, and once in this many steps learners exchange how
+    /// far their weights have moved. With 1, updates travel instead of gradients: for adam. With 0, gradients travel in every
+    /// step, and all share one optimiser [default: 0]
+    #[arg(long, value_name = "STEPS")]
+    pub(crate) local_steps: u64,
+    /// With local steps: how far the shared weights move, of the average of what learners have moved [default: 1]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    pub(crate) outer_rate: f64,
+    /// With local steps: the Nesterov momentum of the shared weights; DiLoCo has 0.9, with an outer rate of 0.7 [default: 0]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub(crate) outer_momentum: f64,
+    /// What residuals are multiplied by before each exchange: below 1, what waits is slowly forgotten [default: 1]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub(crate) residual_decay: f64,
     /// The seed of all random numbers [default: 1]
     #[arg(long)]
     pub(crate) seed: u64,
+    /// Where forward and backward passes run; all but flex need a program built with the feature of that name
+    /// [default: flex]
+    #[arg(long)]
+    pub(crate) device: DeviceKind,
     /// Test on the first N samples only
     #[arg(long, value_name = "N")]
     pub(crate) test_samples: Option<usize>,
@@ -192,7 +222,12 @@ impl Default for Config {
             clip: None,
             learner_clip: None,
             warm_up: 0,
+            local_steps: 0,
+            outer_rate: 1.0,
+            outer_momentum: 0.0,
+            residual_decay: 1.0,
             seed: 1,
+            device: DeviceKind::Flex,
             test_samples: None,
         }
     }
@@ -230,6 +265,12 @@ impl Config {
         let decays = weight_decay.is_finite() && *weight_decay >= 0.0;
         ensure!(decays, "a weight decay of {weight_decay}: choose 0 or more");
         ensure!((0.0..1.0).contains(momentum), "a momentum of {momentum}: choose 0 or more, and below 1");
+        self.exchanges().check()?;
+        if self.local_steps == 0 && (self.outer_rate, self.outer_momentum) != (1.0, 0.0) {
+            bail!(
+                "--outer-rate and --outer-momentum are for local steps: choose how many with --local-steps"
+            );
+        }
         let lasts = !matches!(length, Length::Epochs(0) | Length::Steps(0));
         ensure!(lasts, "nothing to do: train for at least one epoch or step");
         if self.test_samples == Some(0) {
@@ -245,6 +286,21 @@ impl Config {
             adacomp::Parameter::new("matrices", &[1 << 14, 1]),
         ])?;
         Ok(())
+    }
+
+    /// Returns whether learners take local steps.
+    pub(crate) fn is_local(&self) -> bool {
+        self.local_steps > 0
+    }
+
+    /// Returns how often learners exchange what, and how the shared weights follow; without local steps in every step.
+    pub(crate) fn exchanges(&self) -> LocalSteps {
+        LocalSteps {
+            every: self.local_steps.max(1),
+            rate: self.outer_rate as f32,
+            momentum: self.outer_momentum as f32,
+            residual_decay: self.residual_decay as f32,
+        }
     }
 
     /// Returns the recipe, in the form that is asked for.

@@ -3,7 +3,7 @@
 use crate::data::Batch;
 use crate::history::{Epoch, Sums, Total};
 use crate::trainer::Trainer;
-use adacomp_burn::{average_statistics, set_statistics};
+use adacomp_burn::set_statistics;
 use adacomp_exchange::Transport;
 use anyhow::{Context, Result};
 use burn::module::Module;
@@ -57,7 +57,7 @@ impl<T: Transport> Trainer<'_, T> {
 
     /// Returns mean loss and percentage of errors on the test data, of which each learner takes a part.
     fn evaluate(&mut self) -> Result<(f64, f64)> {
-        let average = average_statistics(self.exchange.transport(), &self.state.statistics)?;
+        let average = self.average_statistics()?;
         let model = set_statistics(self.model.clone(), &average).valid();
         let device = self.run.device.clone().inner();
         let samples = self.run.config.test_samples.unwrap_or(usize::MAX).min(self.data.test.len());

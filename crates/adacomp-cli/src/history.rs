@@ -211,12 +211,12 @@ impl Sums {
         }
     }
 
-    /// Counts the bytes of a step of a learner that is hosted here.
-    pub(crate) fn count<T: Transport>(&mut self, exchange: &mut Exchange<T>, learner: usize) {
+    /// Counts the bytes of an exchange, after this many steps, of a learner that is hosted here.
+    pub(crate) fn count<T: Transport>(&mut self, exchange: &mut Exchange<T>, learner: usize, steps: u64) {
         let Some(traffic) = exchange.traffic(learner).cloned() else { return };
         let (strategy, learners) = (exchange.options().strategy, exchange.transport().learners());
         self.sent += traffic.sent as f64;
-        self.ring_copies += ring_copies(learners);
+        self.ring_copies += steps as f64 * ring_copies(learners);
         if strategy != Strategy::Gather {
             self.dense_copies += ring_copies(learners);
             self.moved += traffic.sent as f64;

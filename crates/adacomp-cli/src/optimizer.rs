@@ -3,6 +3,7 @@
 //! Burn's optimisers key their state by numbers that are drawn anew in each process, in a format of their own; these keep
 //! theirs by parameter name in safetensors, follow PyTorch's conventions, and take one pass over memory.
 
+use crate::checkpoint;
 use crate::config::{Config, OptimizerKind};
 
 /// An optimiser and its state: `moments[m][layer][element]`.
@@ -39,7 +40,7 @@ impl Optimizer {
     }
 
     /// Takes one step down the gradient, which is scaled down first if its norm is too large.
-    pub(crate) fn step(&mut self, learning_rate: f64, weights: &mut [Vec<f32>], gradients: &[Vec<f32>]) {
+    pub(crate) fn step(&mut self, learning_rate: f64, weights: &mut [Vec<f32>], gradients: &[&[f32]]) {
         self.steps += 1;
         let factor = self.clip.map_or(1.0, |clip| (clip / norm(gradients)).min(1.0)) as f32;
         match self.kind {
@@ -48,18 +49,33 @@ impl Optimizer {
         }
     }
 
-    fn descend(&mut self, learning_rate: f32, factor: f32, weights: &mut [Vec<f32>], gradients: &[Vec<f32>]) {
+    /// Returns the mean of several learners' optimisers, which have taken as many steps.
+    pub(crate) fn mean(all: &[Self]) -> Self {
+        let mut mean = all[0].clone();
+        for (number, moments) in mean.moments.iter_mut().enumerate() {
+            let of_all: Vec<_> = all.iter().map(|optimizer| optimizer.moments[number].clone()).collect();
+            *moments = checkpoint::mean(&of_all);
+        }
+        mean
+    }
+
+    /// Counts a step whose gradient is of no use, and forgets it.
+    pub(crate) fn skip(&mut self) {
+        self.steps += 1;
+    }
+
+    fn descend(&mut self, learning_rate: f32, factor: f32, weights: &mut [Vec<f32>], gradients: &[&[f32]]) {
         let (momentum, decay) = (self.momentum, self.weight_decay);
         for ((weights, gradients), velocities) in weights.iter_mut().zip(gradients).zip(&mut self.moments[0])
         {
-            for ((weight, gradient), velocity) in weights.iter_mut().zip(gradients).zip(velocities) {
+            for ((weight, gradient), velocity) in weights.iter_mut().zip(*gradients).zip(velocities) {
                 *velocity = momentum * *velocity + (gradient * factor + decay * *weight);
                 *weight -= learning_rate * *velocity;
             }
         }
     }
 
-    fn adapt(&mut self, learning_rate: f64, factor: f32, weights: &mut [Vec<f32>], gradients: &[Vec<f32>]) {
+    fn adapt(&mut self, learning_rate: f64, factor: f32, weights: &mut [Vec<f32>], gradients: &[&[f32]]) {
         let (first_decay, second_decay) = ADAM_DECAY;
         // Moments start at 0, so early ones are too small by a known factor.
         let correction = |decay: f32| 1.0 - f64::from(decay).powi(self.steps.min(1 << 30) as i32);
@@ -69,7 +85,7 @@ impl Optimizer {
         let moments = first.iter_mut().zip(second);
         for ((weights, gradients), (first, second)) in weights.iter_mut().zip(gradients).zip(moments) {
             let moments = first.iter_mut().zip(second);
-            for ((weight, gradient), (first, second)) in weights.iter_mut().zip(gradients).zip(moments) {
+            for ((weight, gradient), (first, second)) in weights.iter_mut().zip(*gradients).zip(moments) {
                 let gradient = gradient * factor + self.weight_decay * *weight;
                 *first = first_decay * *first + (1.0 - first_decay) * gradient;
                 *second = second_decay * *second + (1.0 - second_decay) * gradient * gradient;
@@ -80,8 +96,8 @@ impl Optimizer {
 }
 
 /// Returns the Euclidean norm of all layers together.
-fn norm(gradients: &[Vec<f32>]) -> f64 {
-    let squares = gradients.iter().flatten().map(|&value| f64::from(value) * f64::from(value));
+fn norm(gradients: &[&[f32]]) -> f64 {
+    let squares = gradients.iter().copied().flatten().map(|&value| f64::from(value) * f64::from(value));
     squares.sum::<f64>().sqrt()
 }
 
@@ -99,8 +115,8 @@ mod tests {
         let config = Config { weight_decay: 0.1, ..config(OptimizerKind::Sgd) };
         let mut weights = vec![vec![1.0f32, -2.0]];
         let mut optimizer = Optimizer::new(&config, &weights);
-        optimizer.step(0.1, &mut weights, &[vec![0.5, 1.0]]);
-        optimizer.step(0.1, &mut weights, &[vec![-0.5, 1.0]]);
+        optimizer.step(0.1, &mut weights, &[&[0.5, 1.0]]);
+        optimizer.step(0.1, &mut weights, &[&[-0.5, 1.0]]);
         let expected = [0.9266, -2.2312];
         weights[0]
             .iter()
@@ -112,7 +128,7 @@ mod tests {
     fn adam_takes_steps_of_its_learning_rate_at_first() {
         let mut weights = vec![vec![1.0f32, -2.0, 3.0]];
         let mut optimizer = Optimizer::new(&config(OptimizerKind::Adam), &weights);
-        optimizer.step(0.1, &mut weights, &[vec![0.5, -1e-3, 0.0]]);
+        optimizer.step(0.1, &mut weights, &[&[0.5, -1e-3, 0.0]]);
         let expected = [0.9, -1.9, 3.0];
         weights[0]
             .iter()
@@ -124,10 +140,10 @@ mod tests {
     fn a_gradient_is_clipped_by_the_norm_of_all_layers() {
         let config = Config { clip: Some(1.0), momentum: 0.0, ..config(OptimizerKind::Sgd) };
         let mut weights = vec![vec![0.0f32], vec![0.0]];
-        Optimizer::new(&config, &weights).step(1.0, &mut weights, &[vec![3.0], vec![4.0]]);
+        Optimizer::new(&config, &weights).step(1.0, &mut weights, &[&[3.0], &[4.0]]);
         assert_eq!(weights, [[-0.6], [-0.8]]);
         let mut weights = vec![vec![0.0f32], vec![0.0]];
-        Optimizer::new(&config, &weights).step(1.0, &mut weights, &[vec![0.3], vec![0.4]]);
+        Optimizer::new(&config, &weights).step(1.0, &mut weights, &[&[0.3], &[0.4]]);
         assert_eq!(weights, [[-0.3], [-0.4]]);
     }
 }

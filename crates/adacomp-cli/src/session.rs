@@ -3,7 +3,7 @@
 
 use crate::args::{JsonLines, TrainingArguments, TransportKind};
 use crate::checkpoint::{Checkpoint, run_folder};
-use crate::config::{Config, MAX_LEARNERS, Scheme, value_name};
+use crate::config::{Config, DeviceKind, MAX_LEARNERS, Scheme, value_name};
 use crate::data::{self, Data};
 use crate::files::{self, Claim};
 use crate::models::Network;
@@ -13,6 +13,7 @@ use crate::trainer::{Ended, Run, Trainer};
 use adacomp_burn::unshared;
 use adacomp_exchange::{ExchangeError, Threads, Transport, TransportError};
 use anyhow::{Context, Result, anyhow, bail};
+use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::json;
 use std::mem::ManuallyDrop;
@@ -39,6 +40,27 @@ fn start_mpi(_timeout: Duration) -> Result<Processes> {
     bail!("this program was built without MPI: build it with `cargo build --release --features mpi`")
 }
 
+/// Opens a device.
+fn open(kind: DeviceKind) -> Result<Device> {
+    let device = match kind {
+        DeviceKind::Flex => Device::flex(),
+        #[cfg(feature = "wgpu")]
+        DeviceKind::Wgpu => {
+            Device::wgpu_options().init().context("--device wgpu found no GPU, and no driver for one")?
+        }
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda => Device::cuda(0),
+        #[cfg(not(all(feature = "wgpu", feature = "cuda")))]
+        _ => {
+            let name = value_name(kind);
+            bail!(
+                "this program was built without {name}: build it with `cargo build --release --features {name}`"
+            )
+        }
+    };
+    Ok(device.autodiff())
+}
+
 /// A command that trains, ready to do so.
 pub(crate) struct Session<'a> {
     arguments: &'a TrainingArguments,
@@ -46,6 +68,7 @@ pub(crate) struct Session<'a> {
     pub(crate) config: Config,
     pub(crate) schemes: Vec<Scheme>,
     data: Data,
+    device: Device,
     /// Keeps other processes out of the folder.
     claim: Option<Claim>,
     /// Dropping them waits for all of them, which after an error on one would be in vain.
@@ -79,6 +102,7 @@ impl<'a> Session<'a> {
             Config { scheme, ..config.clone() }.check(most)?;
         }
         let recipe = config.recipe()?;
+        let device = open(config.device)?;
         // One process fetches what is missing, the others find it there.
         let is_reporter = processes.as_ref().is_none_or(|processes| processes.hosted().start == 0);
         if let (Some(processes), false) = (&mut processes, is_reporter) {
@@ -98,6 +122,7 @@ impl<'a> Session<'a> {
             schemes,
             claim: None,
             data,
+            device,
             processes,
             is_reporter,
             stop: stop_on_interrupt()?,
@@ -172,12 +197,15 @@ impl<'a> Session<'a> {
         let run = Run {
             folder: folder.to_owned(),
             save_every,
-            device: Device::flex().autodiff(),
+            device: self.device.clone(),
             stop: self.stop.clone(),
             config,
         };
         let mut progress = Progress::new(&run.config, self.recipe.metric, self.json(), steps);
-        let model = Network::new(&self.recipe.architecture, self.data.classes, run.config.seed, &run.device)?;
+        // Drawn on the processor, so that all devices start with the same weights.
+        let drawn = Device::flex().autodiff();
+        let model = Network::new(&self.recipe.architecture, self.data.classes, run.config.seed, &drawn)?;
+        let model = model.fork(&run.device);
         match self.processes.as_deref_mut() {
             None => self.train_on_threads(&run, &model, from, progress),
             Some(processes) => Trainer::new(&run, &self.data, model, processes, from)?
@@ -243,7 +271,7 @@ fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(i32::from(crate::INTERRUPTED));
         }
-        note!("\nstopping after this step, and saving; once more to stop at once");
+        note!("\nstopping after this step or, with local steps, at the next exchange, and saving; once more to stop at once");
     })
     .context("cannot listen to Ctrl-C")?;
     Ok(stop)

@@ -11,10 +11,10 @@ use crate::optimizer::Optimizer;
 use crate::show::Progress;
 use adacomp::{Layout, Outcome, Parameter, Sending};
 use adacomp_burn::{
-    average_statistics, parameters, set_statistics, set_weights, statistics, take_gradients, untrained,
-    weights,
+    Values, average_statistics, parameters, set_statistics, set_weights, statistics, take_gradients,
+    untrained, weights,
 };
-use adacomp_exchange::{Exchange, Strategy, StrategyChoice, Transport};
+use adacomp_exchange::{Exchange, Shared, Strategy, StrategyChoice, Transport};
 use anyhow::{Context, Result};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::log_softmax;
@@ -41,7 +41,7 @@ pub(crate) const MOST_DROPPED: u64 = 100;
 /// From this number on, a run does not replace a checkpoint that was saved before.
 const DOUBTFUL: u64 = 10;
 
-/// One copy of the weights, and what each learner that is hosted here has of its own.
+/// One copy of the shared weights, and what each learner that is hosted here has of its own.
 pub(crate) struct Trainer<'a, T> {
     pub(crate) run: &'a Run,
     pub(crate) data: &'a Data,
@@ -116,17 +116,24 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let hosted = transport.hosted().len();
         let chosen = from.map_or(StrategyChoice::Auto, |from| from.chosen(config));
         let mut exchange = Exchange::new(transport, layout.clone(), config.options(&layout, chosen))?;
+        exchange.agree_on(&config.exchanges())?;
         let state = match from {
             Some(checkpoint) => checkpoint.load(config, &parameters, &untrained, &mut exchange)?,
             None => {
                 let weights = weights(&model)?;
                 let layers = layout.layers().iter().map(LayerInfo::from).collect();
+                let statistics = statistics(&model)?;
+                // With local steps each learner has weights and an optimiser of its own.
+                let (local, optimizers) = if config.is_local() { (hosted, hosted) } else { (0, 1) };
                 State {
                     step: 0,
+                    unexchanged: 0,
                     dropped_in_a_row: 0,
-                    optimizer: Optimizer::new(config, &weights),
-                    weights,
-                    statistics: vec![statistics(&model)?; hosted],
+                    optimizers: vec![Optimizer::new(config, &weights); optimizers],
+                    local: vec![weights.clone(); local],
+                    statistics: vec![statistics.clone(); hosted],
+                    shared: Shared::new(weights),
+                    shared_statistics: statistics,
                     epoch: vec![Sums::new(layout.len()); hosted],
                     before: Sums::new(layout.len()),
                     seconds: Seconds::default(),
@@ -141,8 +148,8 @@ impl<'a, T: Transport> Trainer<'a, T> {
             layout,
             parameters,
             untrained,
-            model: set_weights(model, &state.weights),
-            averaged: state.weights.iter().map(|layer| vec![0.0; layer.len()]).collect(),
+            model: set_weights(model, &state.shared.weights),
+            averaged: state.shared.weights.iter().map(|layer| vec![0.0; layer.len()]).collect(),
             state,
             saved_sound: from.is_some_and(|from| from.saved.dropped_in_a_row < DOUBTFUL),
             unsaved: from.is_none_or(|from| from.saved.config != *config),
@@ -164,9 +171,12 @@ impl<'a, T: Transport> Trainer<'a, T> {
             let start = (self.state.step % in_epoch) as usize * config.minibatch;
             let minibatch = &order.1[start..start + config.minibatch];
             let learning_rate = config.learning_rate * config.schedule.factor(self.state.step, steps);
-            let losses = self.step(draw, minibatch, learning_rate)?;
-            let loss;
-            (loss, interrupted) = self.agree(&losses)?;
+            let losses = self.step(draw, minibatch, learning_rate, self.state.step + 1 == steps)?;
+            // Between exchanges no learner waits for another.
+            let mut loss = losses.iter().sum::<f64>() / losses.len() as f64;
+            if self.state.unexchanged == 0 {
+                (loss, interrupted) = self.agree(&losses)?;
+            }
             let step = self.state.step;
             // A run that is resumed, with other settings perhaps, gets all of these once more.
             diverged = self.state.dropped_in_a_row.min(step - first) >= MOST_DROPPED;
@@ -186,9 +196,9 @@ impl<'a, T: Transport> Trainer<'a, T> {
             }
         }
         self.save()?;
-        let average = average_statistics(self.exchange.transport(), &self.state.statistics)?;
+        let average = self.average_statistics()?;
         Ok(Ended {
-            checksum: checkpoint::checksum(&self.state.weights, &average),
+            checksum: checkpoint::checksum(&self.state.shared.weights, &average),
             history: self.state.history,
             strategy: self.exchange.options().strategy,
             steps: self.state.step,
@@ -198,15 +208,22 @@ impl<'a, T: Transport> Trainer<'a, T> {
         })
     }
 
-    /// Takes a step of the learners that are hosted here, and returns their losses.
-    fn step(&mut self, draw: Draw, minibatch: &[u32], learning_rate: f64) -> Result<Vec<f64>> {
+    /// Takes a step of the learners that are hosted here, and returns their losses. With local steps, weights are exchanged if it is
+    /// time or the step is the last one.
+    fn step(&mut self, draw: Draw, minibatch: &[u32], learning_rate: f64, is_last: bool) -> Result<Vec<f64>> {
         let config = &self.run.config;
-        let each = config.minibatch / config.learners;
-        if self.state.step < config.warm_up {
+        let (each, exchanges, is_local) =
+            (config.minibatch / config.learners, config.exchanges(), config.is_local());
+        self.state.unexchanged += 1;
+        let is_due = is_last || self.state.unexchanged >= exchanges.every;
+        if is_due && self.state.step < config.warm_up {
             self.exchange.set_sending(Sending::Flush);
         }
+        if !is_local {
+            self.exchange.decay(exchanges.residual_decay)?;
+        }
         let hosted = self.exchange.transport().hosted();
-        let statistics_before = self.state.statistics.clone();
+        let statistics_before = if is_local { Vec::new() } else { self.state.statistics.clone() };
         let mut losses = Vec::with_capacity(hosted.len());
         for (position, learner) in hosted.clone().enumerate() {
             let numbers = minibatch[learner * each..][..each].iter().map(|&number| number as usize);
@@ -217,37 +234,90 @@ impl<'a, T: Transport> Trainer<'a, T> {
             let (loss, model, gradients) = self.differentiate(position, &batch, draw)?;
             let gradients = take_gradients(&model, gradients)?;
             self.state.seconds.model += read.elapsed().as_secs_f64();
-            for (layer, gradient) in gradients.iter().enumerate().rev() {
-                self.exchange.submit(learner, layer, gradient.as_gradient())?;
+            if is_local {
+                self.step_locally(position, learning_rate, &gradients);
+            } else {
+                for (layer, gradient) in gradients.iter().enumerate().rev() {
+                    self.exchange.submit(learner, layer, gradient.as_gradient())?;
+                }
             }
             losses.push(loss);
         }
+        let outcome = match () {
+            () if !is_local => Some(self.descend(learning_rate, statistics_before)?),
+            () if is_due => {
+                let State { shared, shared_statistics, local, statistics, .. } = &mut self.state;
+                let outcome = shared.exchange(&exchanges, &mut self.exchange, local)?;
+                if outcome == Outcome::Averaged {
+                    *shared_statistics = average_statistics(self.exchange.transport(), statistics)?;
+                }
+                statistics.iter_mut().for_each(|statistics| statistics.clone_from(shared_statistics));
+                self.state.seconds.add_exchange(self.exchange.seconds());
+                self.model = set_weights(self.model.clone(), &self.state.shared.weights);
+                Some(outcome)
+            }
+            () => None,
+        };
+        for ((sums, learner), loss) in self.state.epoch.iter_mut().zip(hosted).zip(&losses) {
+            sums.steps += 1.0;
+            sums.loss += loss;
+            match outcome {
+                None => {}
+                // A dropped step sends next to nothing, which is no compression.
+                Some(Outcome::NonFinite { .. }) => sums.dropped += self.state.unexchanged as f64,
+                Some(Outcome::Averaged) => {
+                    sums.count(&mut self.exchange, learner, self.state.unexchanged);
+                    if is_local {
+                        let others = self.exchange.transport().learners() - 1;
+                        let statistics = self.state.shared_statistics.iter().map(Vec::len).sum::<usize>();
+                        sums.sent += (4 * statistics * others) as f64;
+                    }
+                }
+            }
+        }
+        if let Some(outcome) = outcome {
+            let dropped = outcome != Outcome::Averaged;
+            self.state.dropped_in_a_row = if dropped { self.state.dropped_in_a_row + 1 } else { 0 };
+            self.state.unexchanged = 0;
+        }
+        self.state.step += 1;
+        self.unsaved = true;
+        Ok(losses)
+    }
+
+    /// Takes a local step of a learner. A gradient that is not finite makes its weights useless until the next exchange, which drops
+    /// what all have done since the last one; its optimiser forgets that gradient.
+    fn step_locally(&mut self, position: usize, learning_rate: f64, gradients: &[Values]) {
+        let start = Instant::now();
+        let gradients: Vec<&[f32]> = gradients.iter().map(Values::as_f32).collect();
+        let State { local, optimizers, seconds, .. } = &mut self.state;
+        let (weights, optimizer) = (&mut local[position], &mut optimizers[position]);
+        if gradients.iter().copied().flatten().all(|value| value.is_finite()) {
+            optimizer.step(learning_rate, weights, &gradients);
+        } else {
+            optimizer.skip();
+            weights.iter_mut().flatten().for_each(|weight| *weight = f32::NAN);
+        }
+        seconds.optimizer += start.elapsed().as_secs_f64();
+    }
+
+    /// Ends a step in which gradients travel: averages them, and changes the shared weights by them.
+    fn descend(&mut self, learning_rate: f64, statistics_before: Vec<Vec<Vec<f32>>>) -> Result<Outcome> {
         let mut output: Vec<&mut [f32]> = self.averaged.iter_mut().map(Vec::as_mut_slice).collect();
         let outcome = self.exchange.finish(&mut output)?;
         self.state.seconds.add_exchange(self.exchange.seconds());
         let start = Instant::now();
-        self.state.dropped_in_a_row += 1;
         if outcome == Outcome::Averaged {
-            self.state.dropped_in_a_row = 0;
-            self.state.optimizer.step(learning_rate, &mut self.state.weights, &self.averaged);
-            self.model = set_weights(self.model.clone(), &self.state.weights);
+            let gradients: Vec<&[f32]> = self.averaged.iter().map(Vec::as_slice).collect();
+            let State { shared, optimizers, .. } = &mut self.state;
+            optimizers[0].step(learning_rate, &mut shared.weights, &gradients);
+            self.model = set_weights(self.model.clone(), &shared.weights);
         } else {
             // What is not finite must not stay in running statistics.
             self.state.statistics = statistics_before;
         }
         self.state.seconds.optimizer += start.elapsed().as_secs_f64();
-        for ((sums, learner), loss) in self.state.epoch.iter_mut().zip(hosted).zip(&losses) {
-            sums.steps += 1.0;
-            sums.dropped += f64::from(outcome != Outcome::Averaged);
-            sums.loss += loss;
-            // A dropped step sends next to nothing, which is no compression.
-            if outcome == Outcome::Averaged {
-                sums.count(&mut self.exchange, learner);
-            }
-        }
-        self.state.step += 1;
-        self.unsaved = true;
-        Ok(losses)
+        Ok(outcome)
     }
 
     /// Runs forward and backward for one learner. Returns its loss, the model that it was computed with, and the gradients.
@@ -258,10 +328,14 @@ impl<'a, T: Transport> Trainer<'a, T> {
         draw: Draw,
     ) -> Result<(f64, Network, GradientsParams)> {
         let device = &self.run.device;
+        let model = match self.state.local.get(position) {
+            None => self.model.clone(),
+            Some(weights) => set_weights(self.model.clone(), weights),
+        };
         let statistics_of_learner = &mut self.state.statistics[position];
         let model = match statistics_of_learner.is_empty() {
-            true => self.model.clone(),
-            false => set_statistics(self.model.clone(), statistics_of_learner),
+            true => model,
+            false => set_statistics(model, statistics_of_learner),
         };
         let training = Training { draw, samples: &batch.samples };
         let scores = model.forward(batch, device, Some(training));
@@ -289,19 +363,45 @@ impl<'a, T: Transport> Trainer<'a, T> {
         Ok((sum / all.len() as f64, interrupted))
     }
 
+    /// Returns the running statistics that belong to the shared weights: the average over learners or, with local steps, what that was
+    /// at the last exchange.
+    pub(crate) fn average_statistics(&mut self) -> Result<Vec<Vec<f32>>> {
+        match self.run.config.is_local() {
+            true => Ok(self.state.shared_statistics.clone()),
+            false => Ok(average_statistics(self.exchange.transport(), &self.state.statistics)?),
+        }
+    }
+
     /// Saves what has changed, unless that would replace a checkpoint of a run that was all right by one that is not.
     fn save(&mut self) -> Result<()> {
-        let weights = &self.state.weights;
-        let sound = self.state.dropped_in_a_row < DOUBTFUL
-            && weights.iter().flatten().all(|weight| weight.is_finite());
-        if self.unsaved && (sound || !self.saved_sound) {
+        if !self.unsaved {
+            return Ok(());
+        }
+        let weights = self.state.shared.weights.iter().flatten();
+        let sound = self.state.dropped_in_a_row < DOUBTFUL && { weights }.all(|weight| weight.is_finite());
+        // A learner that has no use for its local weights is waited for: its next exchange brings it back.
+        if (sound || !self.saved_sound) && self.are_local_weights_finite()? {
             self.saved_sound = sound;
+            let average = self.average_statistics()?;
             let tensors = [&self.parameters[..], &self.untrained];
-            let average = average_statistics(self.exchange.transport(), &self.state.statistics)?;
             let folder = &self.run.folder;
             checkpoint::save(folder, &self.run.config, tensors, &self.state, &average, &mut self.exchange)?;
             self.unsaved = false;
         }
         Ok(())
+    }
+
+    /// Returns whether what all learners have of their own with local steps is finite.
+    fn are_local_weights_finite(&mut self) -> Result<bool> {
+        if !self.run.config.is_local() {
+            return Ok(true);
+        }
+        let moments =
+            |optimizer: &Optimizer| optimizer.moments.iter().flatten().flatten().all(|m| m.is_finite());
+        let finite = self.state.local.iter().flatten().flatten().all(|weight| weight.is_finite())
+            && self.state.optimizers.iter().all(moments);
+        let transport = self.exchange.transport();
+        let all = transport.all_gather(vec![vec![u8::from(finite)]; transport.hosted().len()])?;
+        Ok(all.iter().all(|finite| **finite == [1]))
     }
 }

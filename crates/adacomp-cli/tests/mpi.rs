@@ -32,9 +32,14 @@ fn over_mpi(folder: &Path, processes: usize, arguments: &str) -> Output {
 #[ignore = "needs mpirun: run by cargo xtask test"]
 fn processes_and_threads_come_to_the_same_weights() {
     let folder = tempdir().unwrap();
-    for settings in
-        ["--strategy gather", "--strategy reduce", "--strategy sharded", "--scheme dense --optimizer adam"]
-    {
+    for settings in [
+        "--strategy gather",
+        "--strategy reduce",
+        "--strategy sharded",
+        "--scheme dense --optimizer adam",
+        "--local-steps 7 --optimizer adam --outer-momentum 0.5",
+        "--local-steps 4 --strategy sharded --residual-decay 0.9",
+    ] {
         let line = format!("train digits --steps 50 --minibatch 48 {settings}");
         let threads = local(folder.path(), &format!("{line} --learners 3"));
         assert_eq!(threads, checksum(over_mpi(folder.path(), 3, &line)), "{settings}");

@@ -6,10 +6,11 @@
 //! |---|---|
 //! | `run.json` | its own checksum, configuration, step, history, and the checksums of the other files |
 //! | `weights.safetensors` | the weights, and the average of what is not trained |
-//! | `optimizer.safetensors` | the optimiser's moments |
+//! | `optimizer.safetensors` | the optimiser's moments; with local steps the momentum of shared weights |
 //! | `residuals-L.safetensors` | learner L's residuals |
 //! | `owner-L.safetensors` | what learner L keeps as an owner, with the strategy `sharded` |
 //! | `statistics-L.safetensors` | learner L's running statistics, if the model has any |
+//! | `local-L.safetensors` | learner L's weights and its optimiser's moments, with local steps |
 //!
 //! Data order and random draws follow from the seed and the step.
 
@@ -20,7 +21,7 @@ use crate::files;
 use crate::history::{History, Seconds, Sums};
 use crate::optimizer::Optimizer;
 use adacomp::Parameter;
-use adacomp_exchange::{Exchange, LearnerState, Strategy, StrategyChoice, Transport};
+use adacomp_exchange::{Exchange, LearnerState, Shared, Strategy, StrategyChoice, Transport};
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,8 @@ const PREFIX: &str = "checkpoint-";
 const RUN: &str = "run.json";
 const WEIGHTS: &str = "weights.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+/// What the names of a learner's own weights begin with; moments begin with their number.
+const LOCAL_WEIGHTS: &str = "weights.";
 
 /// What a checkpoint keeps, besides residuals.
 #[derive(Debug, Clone)]
@@ -45,8 +48,16 @@ pub(crate) struct State {
     pub(crate) step: u64,
     /// The last steps that were dropped, since one was averaged.
     pub(crate) dropped_in_a_row: u64,
-    pub(crate) weights: Vec<Vec<f32>>,
-    pub(crate) optimizer: Optimizer,
+    /// Steps since learners exchanged what they have moved, with local steps.
+    pub(crate) unexchanged: u64,
+    /// The weights.
+    pub(crate) shared: Shared,
+    /// The average of running statistics at the last exchange, with local steps.
+    pub(crate) shared_statistics: Vec<Vec<f32>>,
+    /// The weights of each learner that is hosted here, with local steps.
+    pub(crate) local: Vec<Vec<Vec<f32>>>,
+    /// The optimiser of the shared weights or, with local steps, of each learner that is hosted here.
+    pub(crate) optimizers: Vec<Optimizer>,
     /// The running statistics of each learner that is hosted here.
     pub(crate) statistics: Vec<Vec<Vec<f32>>>,
     /// What this epoch has cost each learner that is hosted here.
@@ -68,6 +79,9 @@ pub(crate) struct Saved {
     pub(crate) step: u64,
     /// Steps that the optimiser has taken: fewer than steps if some were dropped.
     optimizer_steps: u64,
+    /// Steps since learners exchanged what they have moved. Older checkpoints have no local steps.
+    #[serde(default)]
+    unexchanged: u64,
     /// The last steps that were dropped, since one was averaged. Older checkpoints do not say.
     #[serde(default)]
     pub(crate) dropped_in_a_row: u64,
@@ -119,7 +133,7 @@ impl Saved {
         let fit = self.epoch.iter().chain([&self.before]).all(|sums| sums.layers() == layers);
         ensure!(fit, "{layers} layers, but the sums of another number of layers");
         let tested = self.history.epochs.last().map_or(0, |epoch| epoch.step);
-        let earlier = [tested, self.optimizer_steps, self.dropped_in_a_row];
+        let earlier = [tested, self.optimizer_steps, self.dropped_in_a_row, self.unexchanged];
         ensure!(
             self.step < MOST_STEPS && earlier.iter().all(|step| *step <= self.step),
             "a step of {} cannot be",
@@ -129,6 +143,8 @@ impl Saved {
         let owners = if is_sharded { learners } else { 0 };
         let needed = [WEIGHTS, OPTIMIZER].map(str::to_owned).into_iter();
         let needed = needed.chain((0..learners).map(|learner| of_learner("residuals", learner)));
+        let local = if self.config.is_local() { learners } else { 0 };
+        let needed = needed.chain((0..local).map(|learner| of_learner("local", learner)));
         for name in needed.chain((0..owners).map(|learner| of_learner("owner", learner))) {
             ensure!(self.files.contains_key(&name), "{name} is not in the list of files");
         }
@@ -202,6 +218,9 @@ impl Checkpoint {
         if saved.config.optimizer != config.optimizer || saved.config.minibatch != config.minibatch {
             bail!("a run keeps its optimiser and its minibatch: leave --optimizer and --minibatch out");
         }
+        if saved.config.is_local() != config.is_local() {
+            bail!("a run keeps its way: whether it takes local steps cannot change");
+        }
         let weights = self.tensors(WEIGHTS, "", parameters)?;
         ensure!(
             saved.history.layers.len() == weights.len(),
@@ -210,11 +229,6 @@ impl Checkpoint {
             saved.history.layers.len(),
             weights.len()
         );
-        let mut optimizer = Optimizer::new(config, &weights);
-        optimizer.steps = saved.optimizer_steps;
-        for (number, moments) in optimizer.moments.iter_mut().enumerate() {
-            *moments = self.tensors(OPTIMIZER, &format!("{number}."), parameters)?;
-        }
         let same_learners = saved.config.learners == config.learners;
         // Their own is enough where there are as many learners as before; otherwise all of them are averaged.
         let needed = if same_learners { hosted.clone() } else { 0..saved.config.learners };
@@ -225,6 +239,25 @@ impl Checkpoint {
             false => self.tensors(&of_learner("statistics", learner), "", untrained),
         });
         let statistics = statistics.collect::<Result<Vec<_>>>()?;
+        let (mut local, mut optimizers, mut velocity) = (Vec::new(), Vec::new(), Vec::new());
+        if config.is_local() {
+            let states = needed.clone().map(|learner| self.local_state(learner, config, parameters));
+            (local, optimizers) = states.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+            if !same_learners {
+                // Nothing is lost on average, also in mid-round.
+                local = vec![mean(&local); hosted.len()];
+                optimizers = vec![Optimizer::mean(&optimizers); hosted.len()];
+            }
+            if saved.config.outer_momentum != 0.0 {
+                velocity = self.tensors(OPTIMIZER, "0.", parameters)?;
+            }
+        } else {
+            optimizers.push(self.optimizer(OPTIMIZER, config, parameters, &weights)?);
+        }
+        let shared_statistics = match untrained.is_empty() {
+            true => Vec::new(),
+            false => self.tensors(WEIGHTS, "", untrained)?,
+        };
         let sums: Vec<Sums> = needed.map(|learner| saved.epoch[learner].clone()).collect();
         let (statistics, epoch) = match same_learners {
             true => (statistics, sums),
@@ -232,15 +265,47 @@ impl Checkpoint {
         };
         Ok(State {
             step: saved.step,
+            unexchanged: saved.unexchanged,
             dropped_in_a_row: saved.dropped_in_a_row,
-            weights,
-            optimizer,
+            shared: Shared { weights, velocity },
+            shared_statistics,
+            local,
+            optimizers,
             statistics,
             epoch,
             before: saved.before.clone(),
             seconds: saved.seconds,
             history: saved.history.clone(),
         })
+    }
+
+    /// Returns an optimiser, with the moments that a file has of it.
+    fn optimizer(
+        &self,
+        file: &str,
+        config: &Config,
+        parameters: &[Parameter],
+        weights: &[Vec<f32>],
+    ) -> Result<Optimizer> {
+        let mut optimizer = Optimizer::new(config, weights);
+        optimizer.steps = self.saved.optimizer_steps;
+        for (number, moments) in optimizer.moments.iter_mut().enumerate() {
+            *moments = self.tensors(file, &format!("{number}."), parameters)?;
+        }
+        Ok(optimizer)
+    }
+
+    /// Returns a learner's own weights and optimiser, with local steps.
+    fn local_state(
+        &self,
+        learner: usize,
+        config: &Config,
+        parameters: &[Parameter],
+    ) -> Result<(Vec<Vec<f32>>, Optimizer)> {
+        let file = of_learner("local", learner);
+        let weights = self.tensors(&file, LOCAL_WEIGHTS, parameters)?;
+        let optimizer = self.optimizer(&file, config, parameters, &weights)?;
+        Ok((weights, optimizer))
     }
 
     fn learner_state(&self, learner: usize) -> Result<LearnerState> {
@@ -314,7 +379,8 @@ fn crc(bytes: &[u8]) -> String {
     format!("{:08x}", crc32fast::hash(bytes))
 }
 
-fn mean(statistics: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
+/// Returns the mean of all learners' tensors.
+pub(crate) fn mean(statistics: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
     let first = statistics.first().cloned().unwrap_or_default();
     let value = |layer: usize, element: usize| {
         let sum: f64 = statistics.iter().map(|statistics| f64::from(statistics[layer][element])).sum();

@@ -1,6 +1,8 @@
 //! Writes a checkpoint.
 
-use super::{FORMAT, OPTIMIZER, PREFIX, RUN, Saved, State, WEIGHTS, checkpoints, crc, names, of_learner};
+use super::{
+    FORMAT, LOCAL_WEIGHTS, OPTIMIZER, PREFIX, RUN, Saved, State, WEIGHTS, checkpoints, crc, names, of_learner,
+};
 use crate::config::Config;
 use crate::files::{Draft, PARTIAL};
 use crate::history::Sums;
@@ -27,7 +29,7 @@ pub(crate) fn save<T: Transport>(
     let mut writer = if hosted.start == 0 { Some(Writer::new(folder, state.step)?) } else { None };
     let states = exchange.save()?;
     let sums = Sums::gather(&state.epoch, exchange.transport())?;
-    for block in blocks(config.learners, &state.weights) {
+    for block in blocks(config.learners, &state.shared.weights) {
         let own = || {
             (hosted.start.max(block.start)..hosted.end.min(block.end)).map(|learner| learner - hosted.start)
         };
@@ -38,7 +40,17 @@ pub(crate) fn save<T: Transport>(
             false => write_tensors(named("", untrained, &state.statistics[position])),
         });
         let statistics = statistics.collect::<Result<Vec<_>>>()?;
-        for (what, files) in [("residuals", residuals), ("owner", owners), ("statistics", statistics)] {
+        let local = own().map(|position| match state.local.get(position) {
+            None => Ok(Vec::new()),
+            Some(weights) => {
+                let weights = named(LOCAL_WEIGHTS, parameters, weights);
+                write_tensors(weights.chain(moments(parameters, &state.optimizers[position].moments)))
+            }
+        });
+        let local = local.collect::<Result<Vec<_>>>()?;
+        let files =
+            [("residuals", residuals), ("owner", owners), ("statistics", statistics), ("local", local)];
+        for (what, files) in files {
             let received = to_first(exchange.transport(), &block, files)?;
             if let Some(writer) = &mut writer {
                 for (learner, bytes) in block.clone().zip(received).filter(|(_, bytes)| !bytes.is_empty()) {
@@ -48,11 +60,17 @@ pub(crate) fn save<T: Transport>(
         }
     }
     let Some(mut writer) = writer else { return Ok(()) };
-    let weights = named("", parameters, &state.weights).chain(named("", untrained, average));
+    // Before the first exchange there is no momentum yet.
+    let zeros = || state.shared.weights.iter().map(|layer| vec![0.0; layer.len()]).collect();
+    let velocity = if state.shared.velocity.is_empty() { zeros() } else { state.shared.velocity.clone() };
+    let weights = named("", parameters, &state.shared.weights).chain(named("", untrained, average));
     writer.write(WEIGHTS, &write_tensors(weights)?)?;
-    let moments = state.optimizer.moments.iter().enumerate();
-    let moments = moments.flat_map(|(number, moments)| named(&format!("{number}."), parameters, moments));
-    writer.write(OPTIMIZER, &write_tensors(moments)?)?;
+    let of_shared = match config.is_local() {
+        false => moments(parameters, &state.optimizers[0].moments),
+        true if config.outer_momentum == 0.0 => moments(parameters, &[]),
+        true => moments(parameters, std::slice::from_ref(&velocity)),
+    };
+    writer.write(OPTIMIZER, &write_tensors(of_shared)?)?;
     writer.finish(
         folder,
         Saved {
@@ -61,7 +79,8 @@ pub(crate) fn save<T: Transport>(
             strategy: StrategyChoice::Given(exchange.options().strategy),
             step: state.step,
             dropped_in_a_row: state.dropped_in_a_row,
-            optimizer_steps: state.optimizer.steps,
+            unexchanged: state.unexchanged,
+            optimizer_steps: state.optimizers[0].steps,
             epoch: sums,
             before: state.before.clone(),
             seconds: state.seconds,
@@ -74,7 +93,7 @@ pub(crate) fn save<T: Transport>(
 /// Returns blocks of learners whose states are sent in one round: few enough that memory and messages stay bounded.
 fn blocks(learners: usize, weights: &[Vec<f32>]) -> impl Iterator<Item = Range<usize>> {
     const BYTES: usize = 1 << 29;
-    let each = 8 * weights.iter().map(Vec::len).sum::<usize>();
+    let each = 12 * weights.iter().map(Vec::len).sum::<usize>();
     let block = (BYTES / each.max(1)).clamp(1, learners);
     (0..learners).step_by(block).map(move |first| first..(first + block).min(learners))
 }
@@ -110,6 +129,15 @@ fn named<'a>(
     let prefix = prefix.to_owned();
     let parameters = parameters.iter().zip(values);
     parameters.map(move |(parameter, values)| (format!("{prefix}{}", parameter.name), parameter, &values[..]))
+}
+
+/// Returns moments with a file's names for them, which begin with their number.
+fn moments<'a>(
+    parameters: &'a [Parameter],
+    moments: &'a [Vec<Vec<f32>>],
+) -> impl Iterator<Item = (String, &'a Parameter, &'a [f32])> {
+    let moments = moments.iter().enumerate();
+    moments.flat_map(|(number, moments)| named(&format!("{number}."), parameters, moments))
 }
 
 /// Writes a safetensors file of one tensor for each parameter.

@@ -1,7 +1,8 @@
 //! The cost of a step with each strategy: a small model of the exchange.
 //!
 //! A step takes its time without communication, and on top what the exchange computes, what its bytes take on the link, and the
-//! latency of its rounds. Part of the sending hides behind the backward pass.
+//! latency of its rounds. Part of the sending hides behind the backward pass. With local steps all of that comes once in so many
+//! steps, and nothing hides.
 
 use super::{Machine, Model};
 use adacomp_exchange::Strategy;
@@ -20,6 +21,8 @@ pub(super) struct Setting {
     pub(super) compute: f64,
     /// Learners that share a processor core.
     pub(super) crowding: f64,
+    /// Steps from one exchange of weights to the next; 0 where gradients travel in every step.
+    pub(super) local_steps: u64,
 }
 
 /// What to expect of one strategy.
@@ -27,7 +30,9 @@ pub(super) struct Setting {
 pub(super) struct Prediction {
     #[serde(with = "crate::config::text")]
     pub(super) strategy: Strategy,
-    /// Seconds of a step.
+    /// Steps from one exchange of weights to the next; 0 where gradients travel in every step.
+    pub(super) local_steps: u64,
+    /// Seconds of a step; this and what follows are means over steps.
     pub(super) step: f64,
     /// Seconds of it that the learner computes for the exchange.
     pub(super) processor: f64,
@@ -63,27 +68,36 @@ const HIDDEN: f64 = 0.3;
 /// Links between which break-even is looked for, in bytes a second.
 const LINKS: (f64, f64) = (1e2, 1e13);
 
-/// Predicts all strategies, dense first.
+/// Predicts all strategies: first dense in every step, then the others and at last dense with the local steps of the setting, if any.
 pub(super) fn predict(model: &Model, setting: &Setting, machine: &Machine) -> Vec<Prediction> {
-    let cost = |strategy| Cost::new(strategy, model, setting.learners, machine);
-    let dense = cost(Strategy::Dense);
-    let prediction = |strategy| {
-        let cost = cost(strategy);
+    let cost = |strategy, steps| {
+        Cost::new(strategy, model, setting.learners, machine).with_local_steps(steps, model, machine)
+    };
+    let dense = cost(Strategy::Dense, 0);
+    let prediction = |(strategy, local_steps)| {
+        let cost = cost(strategy, local_steps);
         Prediction {
             strategy,
+            local_steps,
             step: cost.step(setting),
-            processor: (cost.computing + cost.handling) * setting.crowding,
-            bytes: cost.bytes,
+            processor: (cost.computing + cost.handling) * setting.crowding / cost.every,
+            bytes: cost.bytes / cost.every,
             memory: cost.memory,
             break_even: break_even(&dense, &cost, setting),
         }
     };
-    Strategy::ALL.into_iter().map(prediction).collect()
+    let steps = setting.local_steps;
+    let all = Strategy::ALL.map(|strategy| (strategy, if strategy == Strategy::Dense { 0 } else { steps }));
+    all.into_iter().chain((steps > 0).then_some((Strategy::Dense, steps))).map(prediction).collect()
 }
 
-/// What one step's exchange costs a learner.
+/// What one exchange costs a learner.
 #[derive(Default)]
 struct Cost {
+    /// Steps from one exchange to the next.
+    every: f64,
+    /// The share of a step's computing during which messages are sent unnoticed.
+    hidden: f64,
     /// Bytes that it sends: those of a ring, or what others need.
     bytes: f64,
     /// Seconds of computing.
@@ -149,10 +163,22 @@ impl Cost {
         };
         // Gradients are copied into buckets first.
         cost.computing = if learners == 1.0 { 0.0 } else { cost.computing + model.elements * machine.copy };
+        (cost.every, cost.hidden) = (1.0, HIDDEN);
         cost.bytes = bytes;
         cost.handling = 2.0 * bytes * machine.byte;
         cost.calls *= machine.transport;
         cost
+    }
+
+    /// Returns the cost of an exchange in every so many steps, of how far weights have moved; 0 leaves it as it is.
+    fn with_local_steps(mut self, steps: u64, model: &Model, machine: &Machine) -> Self {
+        if steps > 0 {
+            (self.every, self.hidden) = (steps as f64, 0.0);
+            // Shared weights, and the average of an exchange; to subtract the local ones from them, to change them, and to copy them.
+            self.memory += 8.0 * model.elements;
+            self.computing += if self.computing == 0.0 { 0.0 } else { 3.0 * model.elements * machine.copy };
+        }
+        self
     }
 
     /// Returns the seconds of a step.
@@ -160,11 +186,11 @@ impl Cost {
         if setting.learners == 1 {
             return setting.compute;
         }
-        let sending = self.bytes / setting.bandwidth - HIDDEN * setting.compute;
+        let sending = self.bytes / setting.bandwidth - self.hidden * setting.compute;
         // Bytes are handled while others are on the link.
         let bytes = sending.max(self.handling * setting.crowding);
         let computing = (self.computing + self.calls) * setting.crowding;
-        setting.compute + computing + bytes + self.rounds * setting.latency
+        setting.compute + (computing + bytes + self.rounds * setting.latency) / self.every
     }
 }
 

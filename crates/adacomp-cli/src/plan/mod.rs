@@ -73,6 +73,7 @@ fn setting(arguments: &PlanArguments) -> Result<Setting> {
         latency: parse_seconds(&arguments.latency)?,
         compute: parse_seconds(&arguments.compute)?,
         crowding: arguments.learners_per_core,
+        local_steps: arguments.local_steps,
     };
     ensure!(setting.bandwidth > 0.0, "a link speed of {}: choose more than 0", arguments.bandwidth);
     ensure!(
@@ -99,13 +100,13 @@ fn text(model: &Model, setting: &Setting, predictions: &[Prediction]) -> String 
     let mut rows = vec![row(["", "step", "of dense", "sends", "computes", "keeps", "pays below"])];
     for prediction in predictions {
         let pays = match prediction.break_even {
-            _ if prediction.strategy == Strategy::Dense => "-".to_owned(),
+            _ if is_every_step_dense(prediction) => "-".to_owned(),
             BreakEven::Never => "never".to_owned(),
             BreakEven::OnAnyLink => "any link".to_owned(),
             BreakEven::Below(bandwidth) => show_bandwidth(bandwidth),
         };
         rows.push(row([
-            &prediction.strategy.to_string(),
+            &label(prediction),
             &show_seconds(prediction.step),
             &format!("{:.3}", prediction.step / dense.step),
             &show::bytes(prediction.bytes),
@@ -118,6 +119,18 @@ fn text(model: &Model, setting: &Setting, predictions: &[Prediction]) -> String 
     text
 }
 
+/// Returns whether this is what the others are compared with.
+fn is_every_step_dense(prediction: &Prediction) -> bool {
+    prediction.strategy == Strategy::Dense && prediction.local_steps == 0
+}
+
+fn label(prediction: &Prediction) -> String {
+    match prediction.local_steps {
+        0 => prediction.strategy.to_string(),
+        steps => format!("{}, {steps} local steps", prediction.strategy),
+    }
+}
+
 /// Returns the strategy to choose, and why.
 fn recommend(predictions: &[Prediction], setting: &Setting) -> (Strategy, String) {
     let dense = predictions[0];
@@ -128,13 +141,15 @@ fn recommend(predictions: &[Prediction], setting: &Setting) -> (Strategy, String
     // The first that is about as good as the best: each delays gradients more than those before it.
     let best = predictions.iter().find(|prediction| WORTH * prediction.step <= shortest).unwrap_or(&dense);
     let sending = 100.0 * (dense.bytes / setting.bandwidth / dense.step).min(1.0);
-    if best.strategy == Strategy::Dense {
+    if is_every_step_dense(best) {
         let saved = 100.0 * (1.0 - shortest / dense.step);
         let saved = if saved < 1.0 { "nothing".to_owned() } else { format!("{saved:.0}% at most") };
         let reason = format!("compression would save {saved}: sending is {sending:.0}% of a dense step");
         return (Strategy::Dense, reason + &below(predictions));
     }
     let times = dense.step / best.step;
+    let local =
+        if best.local_steps > 0 { format!("with {} local steps ", best.local_steps) } else { String::new() };
     let why = match best.strategy {
         Strategy::Dense | Strategy::Gather => "",
         Strategy::Reduce => "; with gather traffic would grow with the number of learners",
@@ -144,7 +159,9 @@ fn recommend(predictions: &[Prediction], setting: &Setting) -> (Strategy, String
     };
     (
         best.strategy,
-        format!("a step is {times:.1} times as fast as a dense one, of which sending is {sending:.0}%{why}"),
+        format!(
+            "{local}a step is {times:.1} times as fast as a dense one, of which sending is {sending:.0}%{why}"
+        ),
     )
 }
 

@@ -263,7 +263,7 @@ fn a_comparison_goes_on_where_it_was_interrupted() {
 }
 
 /// Pictures of two classes in a folder.
-fn write_pictures(folder: &Folder) {
+pub(crate) fn write_pictures(folder: &Folder) {
     for number in 0..24u32 {
         let class = number % 2;
         let picture = image::RgbImage::from_fn(40, 36, |x, y| {

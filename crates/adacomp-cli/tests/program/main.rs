@@ -4,6 +4,7 @@ mod bad_input;
 mod checkpoints;
 mod commands;
 mod data;
+mod local_steps;
 mod plan;
 mod support;
 mod training;

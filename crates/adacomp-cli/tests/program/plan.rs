@@ -58,6 +58,29 @@ fn traffic_grows_with_learners_as_the_strategies_say() {
     }
 }
 
+/// Over 100 ms of round trip, what counts is how often learners exchange.
+#[test]
+fn local_steps_send_seldom() {
+    let folder = Folder::new();
+    let sites = "4096x4096,4096 --learners 4 --bandwidth 100mbit --latency 50ms --compute 0.5s";
+    let (each, local) = (plan(&folder, sites), plan(&folder, &format!("{sites} --local-steps 30")));
+    assert_eq!(each["predictions"].as_array().unwrap().len(), 4);
+    assert_eq!(number(&each, DENSE, "step"), number(&local, DENSE, "step"));
+    for strategy in [GATHER, REDUCE, SHARDED] {
+        assert_eq!(number(&local, strategy, "bytes"), number(&each, strategy, "bytes") / 30.0);
+        assert!(number(&local, strategy, "step") < 0.55 && number(&each, strategy, "step") > 0.7, "{local}");
+    }
+    let dense_local = 4;
+    assert_eq!(number(&local, dense_local, "bytes"), number(&local, DENSE, "bytes") / 30.0);
+    assert!(number(&local, dense_local, "step") > number(&local, GATHER, "step"));
+    assert_eq!(local["recommendation"], "gather");
+    let table = succeed(folder.path(), &format!("plan {sites} --local-steps 30")).stdout;
+    assert!(
+        table.contains("gather, 30 local steps") && table.contains("gather: with 30 local steps a step is"),
+        "{table}"
+    );
+}
+
 /// At break-even a step takes as long both ways.
 #[test]
 fn break_even_is_where_it_says() {
