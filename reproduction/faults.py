@@ -1,19 +1,21 @@
-"""Faults of network and clock: training goes on with the same bits, or ends with a message.
+"""Faults of network, clock and machines: training goes on with the same bits, or ends with a message.
 
-Three machines with a learner each, once with the PyTorch hook over Gloo, once with the program over MPI. The program, with MPI,
-and the Python package must have been built. Machines are network namespaces. Packets are lost by nft, because the kernel may lack
-netem; `clock.c` sets learners' time of day.
+Three machines with a learner each, once with the PyTorch hook over Gloo, once with the program over MPI; and two machines whose
+agents of torchrun go on when one is gone. The program, with MPI, and the Python package must have been built. Machines are
+network namespaces. Packets are lost by nft, because the kernel may lack netem; `clock.c` sets learners' time of day.
 """
 
 import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import adacomp.torch
 import torch
@@ -22,12 +24,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from reproduction import ROOT
-from reproduction.clusters import AGENT
+from reproduction.clusters import AGENT, stand_in_mnist
 from reproduction.machines import INTERFACE, machines, name, on
 
 WORK = ROOT / "target" / "faults"
+PROGRAM = ROOT / "target" / "release" / "adacomp"
 MACHINES = 3
-# The one whose link fails.
+# The one that fails, or its link.
 VICTIM = 2
 AWAY, LONG, SHORT = 5.0, 60, 5
 STEPS = 30
@@ -46,7 +49,7 @@ class Outcome:
     codes: list[int]
     # Of each process.
     texts: list[str]
-    # From the fault to the end of the last process.
+    # From the fault to the end of the last process, or until all have said why they end.
     seconds: float
 
 
@@ -91,7 +94,7 @@ def program(timeout: int) -> tuple[list[list[str]], dict[str, str]]:
     shutil.rmtree(out, ignore_errors=True)
     train = f"train digits --transport mpi --steps 60 --minibatch 60 --json=steps --timeout {timeout} --out {out}"
     mpi = f"-n {MACHINES} --hostfile {hosts} --map-by node --mca btl_tcp_if_include {INTERFACE}"
-    command = ["mpirun", *mpi.split(), str(ROOT / "target" / "release" / "adacomp"), *train.split()]
+    command = ["mpirun", *mpi.split(), str(PROGRAM), *train.split()]
     environment = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -128,6 +131,28 @@ def away() -> None:
     link("down")
 
 
+def send(machine: int, number: signal.Signals) -> None:
+    """Sends a signal to the learners on a machine, and to torchrun's agent."""
+    programs = [PROGRAM.resolve(), Path(sys.executable).resolve()]
+    pids = subprocess.run(["ip", "netns", "pids", name(machine)], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/exe").resolve() in programs:
+                os.kill(int(pid), number)
+        except ProcessLookupError:
+            pass
+
+
+def stopped_for_a_while() -> None:
+    send(VICTIM, signal.SIGSTOP)
+    time.sleep(AWAY)
+    send(VICTIM, signal.SIGCONT)
+
+
+def stopped() -> None:
+    send(VICTIM, signal.SIGSTOP)
+
+
 def lose(percent: int) -> Callable[[], None]:
     """Returns what makes the victim lose packets in both directions."""
 
@@ -160,11 +185,17 @@ def train(trainer: Trainer, timeout: int, fault: Callable[[], None]) -> Outcome:
             wait_until(lambda: outputs[0].read_text().count("step") > 8)
             start = time.monotonic()
             fault()
-            if fault is away:
-                # Until all have said so that can: mpirun itself waits for the machine that is gone.
-                wait_until(lambda: are_told([output.read_text() for output in outputs]))
+            told = None
+            if fault in (away, stopped):
+                # Who is stopped can say nothing.
+                awaited = outputs[:VICTIM] if fault is stopped else outputs
+                wait_until(lambda: are_told([output.read_text() for output in awaited]))
+                told = time.monotonic()
+            if fault is stopped:
+                send(VICTIM, signal.SIGCONT)
+            # mpirun waits for a machine that is gone.
             codes = [] if fault is away else [process.wait(LIMIT) for process in processes]
-            return Outcome(codes, [output.read_text() for output in outputs], time.monotonic() - start)
+            return Outcome(codes, [output.read_text() for output in outputs], (told or time.monotonic()) - start)
         finally:
             for process in processes:
                 process.kill()
@@ -208,6 +239,7 @@ def check() -> None:
         print(f"faults, {trainer.__name__}: undisturbed {undisturbed.seconds:.1f} s", flush=True)
         faults = {
             f"a link away for {AWAY:.0f} s": away_for_a_while,
+            f"a learner stopped for {AWAY:.0f} s": stopped_for_a_while,
             "5% of packets lost": lose(5),
             "20% of packets lost": lose(20),
             "the time of day 2 h ahead, then 2 h back": jump,
@@ -217,8 +249,60 @@ def check() -> None:
             if checksums(outcome) != expected:
                 raise RuntimeError(f"{text}: the weights are others")
             print(f"faults, {trainer.__name__}: {text}: {outcome.seconds:.1f} s, the same weights", flush=True)
-        outcome = train(trainer, SHORT, away)
-        if outcome.seconds > SHORT + 20:
-            raise RuntimeError(f"a link away for good: learners were told after {outcome.seconds:.1f} s only")
-        print(f"faults, {trainer.__name__}: a link away for good: all told after {outcome.seconds:.1f} s:", flush=True)
-        print("  " + messages(outcome.texts[0])[-1], flush=True)
+        for text, fault in {"a link away for good": away, "a learner stopped for longer than the timeout": stopped}.items():
+            outcome = train(trainer, SHORT, fault)
+            if outcome.seconds > SHORT + 20 or (fault is stopped and not all(outcome.codes)):
+                raise RuntimeError(f"{text}: learners were told after {outcome.seconds:.1f} s, and ended with {outcome.codes}")
+            print(f"faults, {trainer.__name__}: {text}: all told after {outcome.seconds:.1f} s:", flush=True)
+            print("  " + messages(outcome.texts[0])[-1], flush=True)
+    elastic()
+
+
+def elastic() -> None:
+    """Trains under torchrun on one or two machines: the second dies, with its agent and its learner, and comes back."""
+    folder = WORK / "elastic"
+    shutil.rmtree(folder, ignore_errors=True)
+    stand_in_mnist(folder / "mnist")
+    # The agents wait for others for so long before they begin with fewer.
+    torchrun = "--nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-conf last_call_timeout=5"
+    script = (
+        f"{ROOT}/python/examples/ddp_mnist.py --mode on --epochs 120 --save-every 20 --data {folder}/mnist --save {folder}/run"
+    )
+    rendezvous = f"--rdzv-id faults --rdzv-endpoint {name(0)}:29400"
+    command = [sys.executable, "-m", "torch.distributed.run", *f"{torchrun} {rendezvous} {script}".split()]
+    environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    outputs = [folder / f"output-{number}" for number in range(3)]
+    agents: list[subprocess.Popen[bytes]] = []
+
+    def start(machine: int) -> None:
+        with outputs[len(agents)].open("w") as file:
+            environment_of_all = {**os.environ, **environment}
+            agents.append(subprocess.Popen(on(machine, command), cwd=ROOT, env=environment_of_all, stdout=file, stderr=file))
+
+    def goes_on(learners: int) -> bool:
+        # Learner 0 may be on either machine.
+        return any(f" with {learners} learners" in output.read_text() for output in outputs if output.exists())
+
+    with machines(2):
+        try:
+            start(0)
+            start(1)
+            wait_until(lambda: (folder / "run" / "step-20").exists())
+            send(1, signal.SIGKILL)
+            dead = time.monotonic()
+            wait_until(lambda: goes_on(1))
+            alone = time.monotonic()
+            start(1)
+            wait_until(lambda: goes_on(2))
+            together = time.monotonic()
+            codes = [agents[number].wait(LIMIT) for number in (0, 2)]
+        finally:
+            for agent in agents:
+                agent.kill()
+                agent.wait()
+    [last] = (folder / "run").iterdir()
+    saved = sorted(path.name for path in last.glob("learner-*"))
+    if any(codes) or (last.name, len(saved)) != ("step-1200", 2):
+        raise RuntimeError(f"torchrun ended with {codes}, and {last} has {saved}; see {folder}")
+    print(f"faults, torchrun: one learner goes on {alone - dead:.1f} s after the other machine died,", end=" ")
+    print(f"two {together - alone:.1f} s after it is back", flush=True)

@@ -136,6 +136,20 @@ def test_a_killed_learner_is_restarted_and_nothing_is_lost(mnist, mnist_command,
         torch.testing.assert_close(mean, torch.cat(flat))
 
 
+def test_local_steps(tmp_path):
+    """A learner is killed after the first round, and all go on from there; then with one learner fewer, and with one more."""
+    kill = kill_after_the_first_checkpoint(tmp_path)
+    output = torchrun(3, "local_steps.py", "--rounds", 30, "--save", tmp_path, restarts=1, meanwhile=kill)
+    assert "goes on from step" in output and "a round every 10 steps" in output and "31 compressed" not in output, output
+    for number, rounds in ((2, 31), (3, 32)):
+        output = torchrun(number, "local_steps.py", "--rounds", rounds, "--save", tmp_path)
+        assert f"goes on from step {10 * (rounds - 1)} with {number} learners" in output, output
+    assert float(output.split("test error ")[1].split("%")[0]) < 10, output
+    # As at first, and with the exchange beside the next steps.
+    output = torchrun(2, "local_steps.py", "--rounds", 6, "--delay", 5)
+    assert "7 compressed" in output and "applied 5 steps later" in output, output
+
+
 def save_on_a_full_disk(folder):
     """Stands in for it by a limit for files."""
     import checkpoint
