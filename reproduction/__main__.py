@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 
-from reproduction import clusters, documents, faults, machines, network, runner
+from reproduction import clusters, documents, doors, faults, machines, network, runner
 from reproduction.studies import all_studies, read_results
 
 
@@ -61,6 +61,12 @@ def bench_network(words: list[str]) -> int:
     return status
 
 
+def try_doors(_: list[str]) -> int:
+    doors.make()
+    documents.write()
+    return 0
+
+
 def check_clusters(_: list[str]) -> int:
     return machines.run_inside(["clusters"], clusters.check)
 
@@ -77,6 +83,7 @@ COMMANDS = {
     "report": (report, "write tables and figures", None),
     "check": (check, "tell whether tables and figures are what the results give", None),
     "network": (bench_network, "measure step times over links of several speeds; as root", MEASURED),
+    "doors": (try_doors, "train a transformer by DDP and by HSDP, in real processes with the same samples", None),
     "clusters": (check_clusters, "try docs/clusters.md on two machines that are network namespaces; as root", None),
     "faults": (try_faults, "try links that fail, between three such machines; as root", None),
 }

@@ -4,14 +4,37 @@ import math
 from collections.abc import Container
 from pathlib import Path
 
-from reproduction import HERE, ROOT
-from reproduction.network import LEARNERS, METHODS, WORKLOADS, NetworkResults
+from reproduction import HERE, ROOT, doors
+from reproduction.models import SAMPLES
+from reproduction.network import (
+    LEARNERS,
+    METHODS,
+    NODE_CELLS,
+    NODE_METHODS,
+    SITE_LINK,
+    SITE_METHODS,
+    SITE_WORKLOADS,
+    WORKLOADS,
+    NetworkResults,
+)
 from reproduction.plots import PANELS, draw, network_figure, seconds, step_times_figure
-from reproduction.studies import CODES, Group, Study, all_studies, groups_of, measure_of, read_results, ring_bytes
+from reproduction.studies import CODES, Group, Result, Study, all_studies, groups_of, mean, measure_of, read_results, ring_bytes
 
 # Rows of the README's table: the models that are trained to their end, the worst case, and one that is not trained to its end.
 SHORT = ["mnist-dnn, sgd", "mnist-cnn, sgd", "cifar10-cnn, sgd", "shakespeare-lstm, sgd", "speech-dnn, sgd"]
 SHORT += ["shakespeare-transformer, adam"]
+
+# What learners do by each method of the benchmark of sites, as settings of a run of the study `local`; and the loss for which the
+# time is told.
+SITE_RUNS: dict[str, dict[str, object]] = {
+    "builtin": {"scheme": "dense", "local-steps": None},
+    "powersgd-1": {"scheme": "powersgd", "local-steps": None},
+    "gather": {"scheme": "adacomp", "local-steps": None},
+    "local-dense": {"scheme": "dense", "local-steps": 30},
+    "local": {"scheme": "adacomp", "local-steps": 30, "delay": None},
+    "local-ahead": {"scheme": "adacomp", "local-steps": 30, "delay": 15},
+}
+SITE_LOSS = 1.8
 
 # A row's cells by the names of their columns.
 Row = dict[str, str]
@@ -121,9 +144,9 @@ def best_dense(group: Group, groups: list[Group], key: str) -> float | None:
     return min((value for value in dense if value is not None), default=None)
 
 
-def open_runs(studies: list[Study]) -> str:
+def open_runs(studies: list[Study], results: Container[str]) -> str:
     """Returns how many runs have no result yet, a line for each study."""
-    counts = [(study, sum(run.is_open for run in study.runs)) for study in studies]
+    counts = [(study, sum(run.key not in results for run in study.runs)) for study in studies]
     lines = [f"- `{study.name}`: {count} of {len(study.runs)} runs\n" for study, count in counts if count]
     return "\n" + "".join(lines or ["None.\n"]) + "\n"
 
@@ -138,9 +161,95 @@ def network_times(results: NetworkResults, workload: str, learners: int) -> str:
             relative = results.relative(workload, learners, link, row["method"])
             if line and relative:
                 chosen = f" *{'on' if line['compressing'] else 'off'}*" if "compressing" in line else ""
-                row[link] = f"{seconds(line['step_seconds'])} **{relative:.{3 if relative < 0.0995 else 2}f}**{chosen}"
+                row[link] = timed(line["step_seconds"], line["step_seconds"] / relative) + chosen
     title = f"#### {workload}, {learners} learners: time of a step, and its ratio to DDP's\n"
     return title + markdown(rows, links)
+
+
+def node_times(results: NetworkResults, workload: str) -> str:
+    """Returns step times of two machines of two processes each, and what a machine sends."""
+    links = [link for one, link in NODE_CELLS if one == workload]
+    rows: list[Row] = []
+    if not any((workload, link, "builtin") in results.nodes for link in links):
+        return ""
+    for method in NODE_METHODS:
+        row = {"method": method}
+        for link in links:
+            line, builtin = (results.nodes.get((workload, link, one)) for one in (method, "builtin"))
+            row[link] = timed(line["step_seconds"], builtin["step_seconds"]) if line and builtin else ""
+        line = results.nodes.get((workload, links[0], method))
+        row["bytes that a machine sends in a step"] = size(line["sent_bytes"]) if line else ""
+        rows.append(row)
+    title = f"#### {workload}, 2 machines of 2 processes: time of a step, and its ratio to DDP's\n"
+    return title + markdown(rows, set(rows[0]) - {"method"})
+
+
+def site_times(results: NetworkResults, workload: str, groups: list[Group]) -> str:
+    """Returns how fast four sites train, and what a loss takes them."""
+    lines = {method: results.step(workload, 4, SITE_LINK, method) for method in SITE_METHODS}
+    alone, builtin = lines["none"], lines["builtin"]
+    if alone is None or builtin is None:
+        return ""
+    rows: list[Row] = []
+    for method, line in lines.items():
+        if line is None:
+            continue
+        step, sent = line["step_seconds"], line["sent_bytes"]
+        steps = next((steps_to(SITE_LOSS, group) for group in groups if is_like(group, SITE_RUNS.get(method))), None)
+        rows.append(
+            {
+                "method": method,
+                "time of a step": timed(step, builtin["step_seconds"]),
+                "samples a second": f"{4 * SAMPLES / step:.1f}",
+                "of those without communication": f"{100 * alone['step_seconds'] / step:.1f}%",
+                "bytes sent in a step": size(sent),
+                "compression ratio": "-" if method == "none" else ratio(ring_bytes(line["parameters"], 4) / sent),
+                f"steps to a loss of {SITE_LOSS}": "" if steps is None else f"{steps:.0f}",
+                "time to it": "" if steps is None else duration(steps * step),
+            }
+        )
+    title = f"#### {workload}, 4 sites, {SITE_LINK} of round trip\n"
+    return title + markdown(rows, set(rows[0]) - {"method"})
+
+
+def is_like(group: Group, settings: dict[str, object] | None) -> bool:
+    """Tells whether runs have these settings, and are of the model of the benchmark of sites."""
+    wanted = {"recipe": "shakespeare-transformer"} | (settings or {})
+    return settings is not None and all(group.run[key] == value for key, value in wanted.items())
+
+
+def steps_to(loss: float, group: Group) -> float | None:
+    """Returns the steps after which the test loss is reached, between epochs by a straight line."""
+    before: tuple[int, float] | None = None
+    for step, value in group.history("test_loss"):
+        if value <= loss:
+            return float(step) if before is None else before[0] + (step - before[0]) * (before[1] - loss) / (before[1] - value)
+        before = step, value
+    return None
+
+
+def timed(own: float, builtin: float) -> str:
+    """Returns a time, and its ratio to that of DDP."""
+    relative = own / builtin
+    return f"{seconds(own)} **{relative:.{3 if relative < 0.0995 else 2}f}**"
+
+
+def duration(value: float) -> str:
+    return f"{value:.0f} s" if value < 120 else f"{value / 60:.0f} min"
+
+
+def door_table(results: dict[tuple[str, str, int], Result]) -> str:
+    """Returns the results of the same training by DDP and by HSDP, with the same samples."""
+    if not results:
+        return "\nNot measured yet.\n\n"
+    rows: list[Row] = []
+    for door, mode in ((door, mode) for mode in doors.MODES for door in doors.DOORS):
+        lines = [results[key] for seed in doors.SEEDS if (key := (door, mode, seed)) in results]
+        row = {"door": doors.TITLES[door], "mode": mode, "seeds": str(len(lines))}
+        row["test loss"] = measure_of("shakespeare").show([line["test_loss"] for line in lines])
+        row["compression ratio"] = ratio(mean([line["ratio"] for line in lines])) if mode == "on" else ""
+        rows.append(row)
+    return markdown(rows, {"seeds", "compression ratio"})
 
 
 def network_costs(results: NetworkResults, workload: str) -> str:
@@ -200,7 +309,7 @@ def made() -> dict[Path, str]:
         ROOT / "docs" / "step-times.svg": step_times_figure(network),
     }
     studies = all_studies()
-    report = replaced(report, "open", open_runs(studies))
+    report = replaced(report, "open", open_runs(studies, results))
     for study in studies:
         groups = groups_of(study, results)
         if study.name == "main":
@@ -216,6 +325,11 @@ def made() -> dict[Path, str]:
     times = [network_times(network, workload, learners) for workload, learners in network.cases()]
     costs = [network_costs(network, workload) for workload in WORKLOADS]
     report = replaced(report, "network", "\n" + "".join(times + costs))
+    nodes = [node_times(network, workload) for workload in dict.fromkeys(workload for workload, _ in NODE_CELLS)]
+    report = replaced(report, "nodes", "\n" + "".join(nodes))
+    local = next(groups_of(study, results) for study in studies if study.name == "local")
+    report = replaced(report, "sites", "\n" + "".join(site_times(network, workload, local) for workload in SITE_WORKLOADS))
+    report = replaced(report, "doors", door_table(doors.results()))
     return files | {HERE / "README.md": report, ROOT / "README.md": readme}
 
 

@@ -107,7 +107,8 @@ class Method:
             self.round = ROUND
             mode: Any = "off" if name == "local-dense" else "on"
             delay = DELAY if name == "local-ahead" else 0
-            self.hook = adacomp.torch.LocalSteps(model, self.optimizer, every=ROUND, delay=delay, mode=mode, matrix=50)
+            options: Any = {"matrix": 50, "vector": 50, "min_elements": 1}
+            self.hook = adacomp.torch.LocalSteps(model, self.optimizer, every=ROUND, delay=delay, mode=mode, **options)
 
     def connect(self, model: torch.nn.Module, states: Path | None) -> None:
         """Wraps the model in DDP, with a hook."""

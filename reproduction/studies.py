@@ -19,10 +19,9 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: all settings that its result depends on. One that is open need not have a result yet."""
+    """One training run: all settings that its result depends on."""
 
     settings: dict[str, Any]
-    is_open: bool = False
 
     def __getitem__(self, setting: str) -> Any:
         return self.settings.get(setting)
@@ -59,10 +58,10 @@ class Study:
 def expand(settings: dict[str, Any]) -> Iterator[Run]:
     """Yields a run for each combination of the settings that are lists; those of the last list change last."""
     # Tables are shown in this order.
-    keys = sorted(settings.keys() - {"open"}, reverse=True)
+    keys = sorted(settings, reverse=True)
     values = [settings[key] if isinstance(settings[key], list) else [settings[key]] for key in keys]
     for combination in product(*values):
-        yield Run(dict(sorted(zip(keys, combination))), settings.get("open", False))
+        yield Run(dict(sorted(zip(keys, combination))))
 
 
 def all_studies() -> list[Study]:

@@ -95,6 +95,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--residual-decay", type=float, default=1.0, help="what residuals are multiplied by before each exchange")
     what = "steps that each learner does alone, after which it sends how far its weights have moved; 0 for an exchange in each"
     parser.add_argument("--local-steps", type=int, default=0, help=what)
+    parser.add_argument("--delay", type=int, default=0, help="steps that are taken while what local steps send is under way")
     parser.add_argument("--outer-rate", type=float, default=1.0, help="how far shared weights follow what local steps send")
     parser.add_argument("--outer-momentum", type=float, default=0.0, help="Nesterov's, of the shared weights")
     what = "how much of what waits on a learner is applied to the weights at which its gradient is taken"
@@ -111,6 +112,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--compress updates is for --optimizer adam")
     if options.scheme == "sparseloco" and not options.local_steps:
         parser.error("--scheme sparseloco is for --local-steps")
+    if not 0 <= options.delay <= options.local_steps:
+        parser.error("--delay is for --local-steps, and at most as many")
     if options.weight_decay and options.optimizer != "sgd":
         parser.error("--weight-decay is for --optimizer sgd")
     return options
@@ -196,7 +199,7 @@ class Training:
             losses = self.local.step(self.learning_rate(), batches)
             self.step += 1
             if self.step % options.local_steps == 0 or self.step == self.steps:
-                self.rolled_back += not self.local.exchange(self.step)
+                self.rolled_back += not self.local.exchange(self.step, self.step == self.steps)
             self.flush_at_the_end()
             return sum(losses) / len(losses)
         outlier = self.step == options.outlier_step
