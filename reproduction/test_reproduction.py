@@ -105,7 +105,8 @@ def test_peers_that_may_send_everything_give_the_average() -> None:
         assert arrived is not None
         expected = [layer.sign() for layer in average] if "demo" in options else average
         assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(arrived, expected)), options
-        assert scheme.kept["rest", 0].mean(0).norm() < 1e-4
+        # Of 2,048 numbers of about 1, of which a product of matrices is not exact.
+        assert scheme.kept["rest", 0].mean(0).norm() < 1e-3
     nan = [[layer * math.nan for layer in gradients[0]], gradients[1]]
     assert scheme.exchange(51, nan) is None
 
