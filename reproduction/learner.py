@@ -103,6 +103,9 @@ class Method:
         else:
             self.connect(model, states)
         self.optimizer = workload.optimizer(model)
+        if workload.name in SITE_WORKLOADS and name == "none":
+            # Learners begin up to a round trip one after the other, and share the cores only when all of them run.
+            self.round = ROUND
         if name.startswith("local"):
             self.round = ROUND
             mode: Any = "off" if name == "local-dense" else "on"

@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from adacomp.torch import Outer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -71,18 +72,17 @@ class LocalSteps:
     def arrive(self) -> None:
         """Gives the shared weights to all learners, who keep what their steps have done meanwhile."""
         for replica, before in zip(self.replicas, self.submitted):
+            for buffer, average in zip(replica.buffers(), self.model.buffers()):
+                buffer.copy_(average)
             for weights, shared, submitted in zip(replica.parameters(), self.model.parameters(), before):
                 weights.add_(shared - submitted)
         self.submitted = []
 
     def follow(self, shared: Iterable[Tensor], average: Iterable[Tensor]) -> None:
-        """Does the outer optimiser's step: SGD, with Nesterov's momentum if there is one."""
-        rate, momentum = self.options.outer_rate, self.options.outer_momentum
+        """Does the outer optimiser's step."""
+        outer = Outer(self.options.outer_rate, self.options.outer_momentum)
         for weights, velocity, update in zip(shared, self.velocities, average):
-            if momentum:
-                velocity.mul_(momentum).add_(update)
-                update = update.add(velocity, alpha=momentum)
-            weights.sub_(update, alpha=rate)
+            outer.apply(weights, update, velocity if outer.momentum else None)
 
     def state(self) -> dict[str, Any]:
         replicas = [replica.state_dict() for replica in self.replicas]

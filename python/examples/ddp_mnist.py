@@ -3,7 +3,8 @@ r"""Digits on several learners, with one line for AdaComp.
     torchrun --nproc-per-node 2 python/examples/ddp_mnist.py
     torchrun --nproc-per-node 2 python/examples/ddp_mnist.py --mode builtin    # without it
 
-The digits are drawn by the example; `--data FOLDER` takes MNIST from its idx files.
+The digits are drawn by the example; `--data FOLDER` takes MNIST from its idx files. With `--node-size auto` the processes of a
+machine are one learner: gradients are dense inside, and compressed between machines.
 
 With `--save FOLDER` the learners save what they have, and go on from there if they are started again, also with another number of
 learners. With `--max-restarts` torchrun starts them again by itself when one dies; with `--mode on` the result is the same to the
@@ -44,6 +45,7 @@ def arguments():
         "--mode", choices=["auto", "on", "off", "builtin"], default="auto", help="`builtin` is DDP without a hook"
     )
     parser.add_argument("--strategy", choices=["auto", "gather", "reduce", "sharded"], default="auto")
+    parser.add_argument("--node-size", default="1", help="processes that are one learner, or `auto`: those of a machine")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=100, help="samples of a step, over all learners")
     parser.add_argument("--lr", type=float, default=0.01)
@@ -69,7 +71,10 @@ def main():
     torch.manual_seed(1)
     ddp = DistributedDataParallel(model())
     # This is the line.
-    hook = None if options.mode == "builtin" else adacomp.torch.attach(ddp, mode=options.mode, strategy=options.strategy)
+    hook = None
+    if options.mode != "builtin":
+        node_size = "auto" if options.node_size == "auto" else int(options.node_size)
+        hook = adacomp.torch.attach(ddp, mode=options.mode, strategy=options.strategy, node_size=node_size)
 
     optimizer = torch.optim.SGD(ddp.parameters(), options.lr, momentum=0.9)
     step = load(options.save, ddp, optimizer, hook) if options.save else 0

@@ -30,6 +30,7 @@ def arguments():
     parser.add_argument("--every", type=int, default=10, help="the local steps of a round")
     parser.add_argument("--delay", type=int, default=0, help="the steps that are taken while a round is exchanged")
     parser.add_argument("--batch", type=int, default=50, help="samples of a learner's step")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds to wait for the slowest learner's round")
     parser.add_argument("--save", type=Path, help="where to save, and to go on from")
     return parser.parse_args()
 
@@ -47,7 +48,7 @@ def main():
     module = model()
     optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
     # This is the line.
-    local = LocalSteps(module, optimizer, options.every, delay=options.delay, matrix=50, timeout=60)
+    local = LocalSteps(module, optimizer, options.every, delay=options.delay, timeout=options.timeout, matrix=50)
 
     step = load(options.save, module, optimizer, local) if options.save else 0
     if learner == 0 and step:

@@ -147,7 +147,22 @@ def test_local_steps(tmp_path):
     assert float(output.split("test error ")[1].split("%")[0]) < 10, output
     # As at first, and with the exchange beside the next steps.
     output = torchrun(2, "local_steps.py", "--rounds", 6, "--delay", 5)
-    assert "7 compressed" in output and "applied 5 steps later" in output, output
+    assert "6 compressed" in output and "applied 5 steps later" in output, output
+
+
+def test_fsdp(tmp_path):
+    """Two machines of two processes, and a resume."""
+    common = ["--places", 2, "--mode", "on", "--save", tmp_path]
+    output = torchrun(4, "fsdp_digits.py", "--epochs", 1, *common)
+    assert "60 compressed" in output, output
+    output = torchrun(4, "fsdp_digits.py", "--epochs", 2, *common)
+    assert "goes on after epoch 1" in output and "60 compressed" in output, output
+    assert float(output.split("epoch 2: test error ")[1].split("%")[0]) < 30, output
+
+
+def test_processes_of_a_machine_are_one_learner():
+    output = torchrun(2, "ddp_mnist.py", "--mode", "on", "--node-size", 2, "--epochs", 1)
+    assert "1 learners" in output and "60 compressed" in output, output
 
 
 def save_on_a_full_disk(folder):

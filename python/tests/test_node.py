@@ -20,6 +20,7 @@ from training import (
     batch,
     gradient,
     local_gradient,
+    logged,
     make,
     mean_over_learners,
     own_state,
@@ -30,6 +31,7 @@ from training import (
 )
 
 from adacomp.torch import LocalAdam
+from adacomp.torch.node import Node
 
 STEPS = 20
 
@@ -60,6 +62,36 @@ def test_a_machine_is_one_learner_with_all_of_its_samples(strategy, in_place):
     alone, *_ = learners(2).run(train_machines, strategy, in_place, 1)
     difference = (together - alone).abs()
     assert difference.max().item() <= 1e-6, (difference > 1e-6).sum()
+
+
+@on_learners(4)
+def test_without_shared_memory_the_result_is_the_same():
+    expected, share = train_machines("gather", None, 2), Node._share
+    Node._share = lambda node, size: None
+    try:
+        with logged() as lines:
+            assert torch.equal(train_machines("gather", None, 2), expected)
+    finally:
+        Node._share = share
+    assert sum("cannot share memory" in line for line in lines) == 1, lines
+
+
+@on_learners(4)
+def test_a_closed_hook_tells_the_other_processes_of_its_machine():
+    model = make()
+    hook = attach(model, node_size=2, timeout=60)
+    submit(model, 2)
+    dist.barrier()
+    # One plan for each bucket that is in use.
+    numbers = [number for plan in hook._runtime.inside._plans for number in plan]
+    assert len(numbers) == len(set(numbers)) > 0
+    begin = time.monotonic()
+    if dist.get_rank() != 1:
+        with pytest.raises(RuntimeError, match="AdaComp"):
+            submit(model, 1)
+    # Those that are told end, too, and so tell the rest.
+    hook.close()
+    assert time.monotonic() - begin < 30
 
 
 @on_learners(4)

@@ -46,13 +46,13 @@ def false_header(aside, all_gather):
         transport.begin_step()
     move, widths = transport._move, []
 
-    def changed(rows, all_gather):
+    def changed(rows):
         widths.append(rows.shape[1])
         if dist.get_rank() == 1 and len(widths) == 1:
             rows[:, 4:HEADER].view("<u4")[:] = 2**32 - 1
         # Where the header is believed, learners x 4 GiB would follow.
         assert rows.shape[1] < 2**20
-        return move(rows, all_gather)
+        return move(rows)
 
     transport._move = changed
     if all_gather:

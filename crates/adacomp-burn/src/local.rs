@@ -45,8 +45,12 @@ impl<T: Transport> LocalLearners<T> {
         self.exchange_hosted(models)
     }
 
-    /// Exchanges now, whatever the step is: for the end of training. All learners must do the same.
+    /// Exchanges now if steps have been taken since the last exchange: for the end of training. All learners must do the same, after
+    /// as many steps.
     pub fn exchange<M: Module>(&mut self, model: M) -> Result<M, Error> {
+        if self.steps == 0 {
+            return Ok(model);
+        }
         Ok(self.exchange_hosted(vec![model])?.swap_remove(0))
     }
 

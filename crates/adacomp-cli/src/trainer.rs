@@ -91,7 +91,8 @@ impl Ended {
                 "given up at step {}: gradients were not finite in {MOST_DROPPED} steps in a row",
                 self.steps
             ),
-            0 => return None,
+            0 if self.saved => return None,
+            0 => format!("weights or the optimiser's moments are not finite after {} steps", self.steps),
             dropped => format!("{dropped} of {} steps were dropped: a gradient was not finite", self.steps),
         };
         if !self.saved {

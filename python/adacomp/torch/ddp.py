@@ -38,7 +38,7 @@ class DdpDoor:
         learners, node = None, None
         if config.node_size != 1:
             learners, inside = members(self.group, config.node_size)
-            node = make_node(self.group, inside, model, config, in_place) if len(inside) > 1 else None
+            node = make_node(self.group, inside, model, config, in_place, differs=True) if len(inside) > 1 else None
         self.runtime = Runtime(model, self.group, config, skip_unused, in_place, learners, node)
         self.runtime.model.others = [name for name, _ in others]
 
@@ -80,8 +80,10 @@ class DdpDoor:
         return layers
 
 
-def make_node(group: dist.ProcessGroup, inside: list[int], model: Model, config: Config, in_place: bool | None) -> Node:
-    """Connects the processes of a machine, all machines at the same time."""
+def make_node(
+    group: dist.ProcessGroup, inside: list[int], model: Model, config: Config, in_place: bool | None, differs: bool
+) -> Node:
+    """Connects the processes of a machine, all machines at the same time. Their values may differ, or are the same."""
     transport = Transport(group, model.device, config.explicit_timeout(), inside)
     device_group = None
     if model.device.type != "cpu":
@@ -91,7 +93,7 @@ def make_node(group: dist.ProcessGroup, inside: list[int], model: Model, config:
         device_group = made if isinstance(made, dist.ProcessGroup) else None
     elif in_place is False:
         device_group = transport.group
-    return Node(transport, model.layout, model.layout_at(config.bin_warm_up), device_group)
+    return Node(transport, model.layout, model.layout_at(config.bin_warm_up), device_group, differs)
 
 
 def plain(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:

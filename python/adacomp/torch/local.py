@@ -124,6 +124,8 @@ class _Fragment:
     # Where in flat tensors its parameters are, and its buffers after them.
     weights: slice
     buffers: slice
+    # The step after which it was exchanged last.
+    exchanged_at: int = 0
 
 
 @dataclass
@@ -144,7 +146,7 @@ class LocalDoor(Door):
     """The weights that all learners share, and the rounds in which they change."""
 
     title, exchanged = "local steps", "what local steps have changed"
-    has_plain_steps, differs_inside = False, False
+    has_plain_steps = False
     dropped = (
         "the weights of a learner are not finite: all learners drop the round and go on from the shared weights. What others had "
         "changed waits in residuals, and the optimiser forgets what is not finite."
@@ -234,7 +236,7 @@ class LocalDoor(Door):
             self._has_shared = True
 
     def _take(self, buffers: bool) -> None:
-        for part in (part for fragment in self.fragments for part in fragment.parts):
+        for part in self._parts():
             if part.is_buffer == buffers:
                 part.of(self.shared).copy_(part.local())
 
@@ -250,24 +252,28 @@ class LocalDoor(Door):
                 self._apply(self._round)
         for fragment in self.fragments:
             if fragment.point == self.position and fragment.numbers:
-                # Before the first cycle is over, fragments stand for fewer steps.
-                self._submit(fragment, self.delay, self.every if self.rounds else self.position)
+                self._submit(fragment, self.delay)
         if self.position == self.every:
             self.rounds, self.position = self.rounds + 1, 0
 
     @torch.no_grad()
     def end_round(self) -> None:
-        """Exchanges all fragments now."""
+        """Exchanges all fragments now, if a learner has taken a step since they were."""
         self._begin()
-        self.runtime.agree("call end_round() in the same round", f"{self.rounds} rounds before")
+        before = f"{self.rounds} rounds and {self.runtime.counts.steps()} exchanges before"
+        self.runtime.agree("call end_round() in the same round", before)
+        is_over = len(self.fragments) == 1 and self.runtime.largest([self.position])[0] == 0
         if self._round is not None:
+            # If nobody has taken a step since, all get the shared weights to the bit.
+            self._round.overlapped = not is_over
             self._apply(self._round)
-        for fragment in self.fragments:
-            if fragment.numbers:
-                self._submit(fragment, 0, max(self.position, 1))
-        self.rounds, self.position = self.rounds + 1, 0
+        if not is_over:
+            for fragment in self.fragments:
+                if fragment.numbers:
+                    self._submit(fragment, 0)
+            self.rounds, self.position = self.rounds + 1, 0
 
-    def _submit(self, fragment: _Fragment, delay: int, local_steps: int) -> None:
+    def _submit(self, fragment: _Fragment, delay: int) -> None:
         """Begins the exchange of what the steps have changed."""
         runtime = self.runtime
         values = self._values[fragment.weights.start : fragment.buffers.stop]
@@ -284,7 +290,8 @@ class LocalDoor(Door):
         if self.decay != 1.0 and fragment.index == 0:
             # Once a round, for all fragments.
             runtime.decay(self.decay)
-        runtime.local_steps = local_steps
+        # Learners whose scaler skips steps may have taken others.
+        runtime.local_steps, fragment.exchanged_at = max(1, self.steps - fragment.exchanged_at), self.steps
         runtime.begin(time.perf_counter(), fragment.index)
         future = runtime.submit(values, fragment.numbers)
         runtime.finish()
@@ -312,14 +319,22 @@ class LocalDoor(Door):
         self._round = None
         if round.dropped:
             self._forget()
-        for part in round.fragment.parts:
+        exchanged = {part.number for part in round.fragment.parts}
+        for part in self._parts() if round.dropped else round.fragment.parts:
             local, new = part.local(), part.of(self.shared)
-            if round.dropped or not round.overlapped or self._submitted is None:
+            if part.number not in exchanged:
+                # What is not finite in other fragments would make the next steps so, too.
+                if not bool(local.isfinite().all()):
+                    local.copy_(new)
+            elif round.dropped or not round.overlapped or self._submitted is None:
                 local.copy_(new)
-                continue
-            old = part.of(self._submitted)
-            change = new - old
-            local += change.masked_fill_(new == old, 0.0) if part.is_buffer else change
+            else:
+                old = part.of(self._submitted)
+                change = new - old
+                local += change.masked_fill_(new == old, 0.0) if part.is_buffer else change
+
+    def _parts(self) -> list[_Part]:
+        return [part for fragment in self.fragments for part in fragment.parts]
 
     def _forget(self) -> None:
         """What the optimiser keeps of a parameter begins anew where it is not finite, or no step could be finite again."""
@@ -344,20 +359,14 @@ class LocalDoor(Door):
 
     def save(self, consolidate: bool) -> tuple[torch.Tensor, list[Range]]:
         self._take_shared()
-        counts, kept = [self.steps, self.rounds], [(SHARED, self.shared, self.fragments)]
-        if self._momentum is not None:
-            kept.append((MOMENTUM, self._momentum, self.fragments))
+        counts, round = [self.steps, self.rounds], self._round
         if not consolidate:
-            round = self._round
             counts += [self.position, *self._schedule()]
-            if round is not None and self._submitted is not None:
-                counts += [round.fragment.index, round.remaining, round.dropped]
-                kept.append((SUBMITTED, self._submitted, [round.fragment]))
+            counts += [round.fragment.index, round.remaining, round.dropped] if round is not None else []
         ranges = [
             Range(kind, part.number, part.start, part.end, part.flat(flat).to("cpu", copy=True))
-            for kind, flat, fragments in kept
-            for fragment in fragments
-            for part in fragment.parts
+            for kind, flat in self._kept(consolidate)
+            for part in self._parts()
         ]
         # Of one length, because distributed checkpoints load into tensors of the same size.
         return torch.tensor(counts + [-1] * (9 - len(counts))), ranges
@@ -369,21 +378,28 @@ class LocalDoor(Door):
         # Otherwise the round that was going on begins anew.
         own = own and schedule == self._schedule()
         self.position, self._round, self._agreed = position if own else 0, None, False
-        kept = [(SHARED, self.shared, self.fragments)]
-        if self._momentum is not None:
-            kept.append((MOMENTUM, self._momentum, self.fragments))
-        if own and index >= 0 and self._submitted is not None:
-            self._round = _Round(self.fragments[index], remaining, None, True, bool(dropped))
-            kept.append((SUBMITTED, self._submitted, [self.fragments[index]]))
-        for kind, flat, fragments in kept:
-            for part in (part for fragment in fragments for part in fragment.parts):
+        for kind, flat in self._kept(consolidate=not own):
+            for part in self._parts():
                 values = find(kind, part.number, part.start, part.end)
                 if values is not None:
                     part.flat(flat).copy_(values)
+                elif kind == SUBMITTED:
+                    # A parameter that is new has not changed.
+                    part.flat(flat).copy_(part.flat(self.shared))
+        if own and index >= 0:
+            self._round = _Round(self.fragments[index], remaining, None, True, bool(dropped))
         if not own or (self.position == 0 and self._round is None and len(self.fragments) == 1):
-            for part in (part for fragment in self.fragments for part in fragment.parts):
+            for part in self._parts():
                 part.local().copy_(part.of(self.shared))
+        for fragment in self.fragments:
+            ago = (self.position - fragment.point) % self.every if own else 0
+            fragment.exchanged_at = max(0, self.steps - ago)
         self.synchronize()
+
+    def _kept(self, consolidate: bool) -> list[tuple[str, torch.Tensor]]:
+        """Returns what is kept, by kind: the same kinds at any time, because distributed checkpoints load what they find here."""
+        all_kinds = [(SHARED, self.shared), (MOMENTUM, self._momentum), (SUBMITTED, None if consolidate else self._submitted)]
+        return [(kind, flat) for kind, flat in all_kinds if flat is not None]
 
     def synchronize(self) -> None:
         """On a GPU: the thread of the runtime has another stream."""
@@ -510,7 +526,7 @@ def _connect(
             ranks = dist.get_process_group_ranks(site)
             if set(ranks) & set(dist.get_process_group_ranks(group)) != {dist.get_rank()}:
                 raise ValueError("DDP averages between learners itself: " + WHO.format(inside=DDP_INSIDE))
-            inside = make_node(site, list(range(len(ranks))), exchanged, config, _in_place)
+            inside = make_node(site, list(range(len(ranks))), exchanged, config, _in_place, differs=False)
     runtime = Runtime(exchanged, group, config, False, _in_place, None, inside, LocalDoor)
     weights = exchanged.trained[: len(exchanged.trained) - len(buffers)]
     return runtime, [functools.partial(_local, each) for each in weights], [local for _, local in found]

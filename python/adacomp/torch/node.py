@@ -6,12 +6,12 @@ For DDP, whose processes all have the whole gradient, :class:`Node` also sums gr
 """
 
 import contextlib
+import logging
 import math
 import mmap
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from .._native import Layout
 from .config import NodeSize
 from .transport import Transport
+
+logger = logging.getLogger("adacomp")
 
 # For each parameter the first element and the end of the part of each place.
 Cut = Sequence[Sequence[tuple[int, int]]]
@@ -73,13 +75,15 @@ class Inside:
 class Node(Inside):
     """The same, for processes that all have the whole gradient."""
 
-    def __init__(self, transport: Transport, model: Layout, final: Layout, device_group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, transport: Transport, model: Layout, final: Layout, device_group: dist.ProcessGroup | None, differs: bool
+    ) -> None:
         """Parameters are cut between the bins that they have in the end. The device's own process group sums gradients that are
-        not in the processor's memory."""
+        not in the processor's memory. Where places do not differ, their values are the same, and nothing is summed."""
         places = range(transport.learners)
         cut = [[final.shard(number, place, len(places)) for place in places] for number in range(len(final.names))]
         super().__init__(transport, model, cut)
-        self._group = device_group or transport.group
+        self._device_group, self._differs = device_group, differs
         # Whether tensors may be in memory that all places have; not if the first attempt fails.
         self._shares = device_group is None
         self._elements = model.elements
@@ -87,15 +91,34 @@ class Node(Inside):
         # For what places give each other of a bucket, while the one before may still be read.
         self._scratch = [torch.zeros(0, dtype=torch.uint8)] * 2
 
-    def scatter(self, buffer: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
-        """Returns the mean over all places of this place's part of a bucket."""
+    def take(self, buffer: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """Returns this place's part of a bucket: the mean over all places, if they differ."""
         plan = self._plan(buffer, numbers)
+        if self._differs:
+            self._average(plan, buffer)
+        else:
+            if plan.shared:
+                # The other places have read what was there before.
+                self._meet()
+            for (start, end), (row, column) in plan.pieces:
+                if row == self.place:
+                    plan.shard[column : column + end - start] = buffer[start:end]
+        return plan.shard[: plan.lengths[self.place]]
+
+    def _average(self, plan: "_Plan", buffer: torch.Tensor) -> None:
         if not plan.shared:
             packed = torch.zeros_like(plan.rows)
             for (start, end), (row, column) in plan.pieces:
                 torch.div(buffer[start:end], self.places, out=packed[row, column : column + end - start])
-            self._wait(self._group._reduce_scatter_base(plan.shard, packed.view(-1), dist.ReduceScatterOptions()))
-            return plan.shard[: plan.lengths[self.place]]
+            if self._device_group is not None:
+                work = self._device_group._reduce_scatter_base(plan.shard, packed.view(-1), dist.ReduceScatterOptions())
+                self.transport.wait(work)
+                return
+            # Gloo's own reduce-scatter sends as much as an all-reduce.
+            received = torch.empty_like(packed)
+            self.transport.wait(self.transport.group.alltoall_base(received.view(-1), packed.view(-1), [], []))
+            torch.sum(received, 0, out=plan.shard)
+            return
         given = self._given(plan)
         for (start, end), (row, column) in plan.pieces:
             if row != self.place:
@@ -108,38 +131,35 @@ class Node(Inside):
                 torch.add(others[0][here], buffer[start:end], alpha=1 / self.places, out=plan.shard[here])
         for other in others[1:]:
             plan.shard += other
-        return plan.shard[: plan.lengths[self.place]]
-
-    def own_part(self, buffer: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
-        """Returns this place's part of a bucket that is the same at all places."""
-        plan = self._plan(buffer, numbers)
-        if plan.shared:
-            # The other places have read what was there before.
-            self._meet()
-        for (start, end), (row, column) in plan.pieces:
-            if row == self.place:
-                plan.shard[column : column + end - start] = buffer[start:end]
-        return plan.shard[: plan.lengths[self.place]]
 
     def gather(self, buffer: torch.Tensor, numbers: Sequence[int]) -> None:
-        """Writes all places' parts of a bucket, which are where `scatter` or `own_part` has left them."""
+        """Writes all places' parts of a bucket, which are where `take` has left them."""
         plan = self._plan(buffer, numbers)
         if plan.shared:
             self._meet()
         else:
-            self._wait(self._group._allgather_base(plan.rows.view(-1), plan.shard))
+            group = self._device_group or self.transport.group
+            self.transport.wait(group._allgather_base(plan.rows.view(-1), plan.shard))
         for (start, end), (row, column) in plan.pieces:
             buffer[start:end] = plan.rows[row, column : column + end - start]
 
     def _plan(self, buffer: torch.Tensor, numbers: Sequence[int]) -> "_Plan":
         key = tuple(numbers)
         if key not in self._plans:
+            # PyTorch may make other buckets of the same parameters.
+            self._plans = {other: plan for other, plan in self._plans.items() if not set(other) & set(key)}
             plan = _Plan([self._elements[number] for number in key], [self._cut[number] for number in key])
             shape, size = (self.places, max(plan.lengths)), self.places * max(plan.lengths) * buffer.element_size()
-            self._shares = plan.shared = self._shares and self._grow(self.places * size)
-            memory = self._share(size) if plan.shared else None
+            has_room = self._shares and (not self._differs or self._grow(self.places * size))
+            memory = self._share(size) if has_room else None
+            plan.shared = memory is not None
             if memory is None:
-                self._shares = plan.shared = False
+                if self._shares:
+                    logger.warning(
+                        "the processes of a machine cannot share memory, so gradients inside of it take longer: /dev/shm is too "
+                        "small (Docker: --shm-size), or node_size is more than a machine's processes"
+                    )
+                self._shares = False
                 plan.rows = torch.zeros(shape, dtype=buffer.dtype, device=buffer.device)
                 plan.shard = torch.zeros_like(plan.rows[0])
             else:
@@ -172,20 +192,20 @@ class Node(Inside):
                 file, path = tempfile.mkstemp(prefix="adacomp-", dir="/dev/shm")
                 with open(file, "wb") as opened:
                     os.posix_fallocate(opened.fileno(), 0, max(size, 1))
-        path = self.transport.all_gather(path.encode())[0].decode()
-        with contextlib.suppress(OSError, ValueError), open(path, "r+b") as opened:
-            memory = torch.frombuffer(mmap.mmap(opened.fileno(), max(size, 1)), dtype=torch.uint8)[:size]
-        everywhere = self.agree(memory is not None)
-        if self.place == 0 and path:
-            os.unlink(path)
+        own = path
+        try:
+            path = self.transport.all_gather(path.encode())[0].decode()
+            with contextlib.suppress(OSError, ValueError), open(path, "r+b") as opened:
+                memory = torch.frombuffer(mmap.mmap(opened.fileno(), max(size, 1)), dtype=torch.uint8)[:size]
+            everywhere = self.agree(memory is not None)
+        finally:
+            if own:
+                os.unlink(own)
         return memory if everywhere else None
 
     def _meet(self) -> None:
         """Waits until all places are here."""
-        self._wait(self._group.barrier())
-
-    def _wait(self, work: Any) -> None:
-        self.transport.wait(work)
+        self.transport.wait(self.transport.group.barrier())
 
 
 class _Plan:

@@ -57,8 +57,6 @@ class Door:
     title, exchanged = "hook", "gradients"
     # Whether it averages dense steps by its own means where nothing waits in residuals.
     has_plain_steps = True
-    # Whether the processes of a learner that all have the whole have different values, which are then averaged inside.
-    differs_inside = True
     # What to tell when a step is dropped, and what to do about it.
     dropped = "a gradient is not finite: all learners get NaN gradients, so skip this optimizer step. Residuals stay finite."
     advice = " If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
@@ -146,7 +144,7 @@ class Runtime:
         # How many steps of the optimiser the step stands for, each of which would have had a dense all-reduce.
         self.local_steps = 1
         self._buckets: list[_Bucket] = []
-        self._sent_before = self._dense_bytes = 0
+        self._sent_before = self._dense_bytes = self._elements = 0
         self._submitted = 0.0
         # Statistics of the last compressed step, where the exchange does not have them any more.
         self._last_layers: dict[str, dict[str, Any]] | None = None
@@ -192,7 +190,7 @@ class Runtime:
     def configure(self, config: Config) -> None:
         self.config = config
         wants_auto = config.mode == "auto" and self.learners > 1
-        self.auto = (self.auto or Auto(self._largest)) if wants_auto else None
+        self.auto = (self.auto or Auto(self.largest)) if wants_auto else None
 
     @property
     def is_first(self) -> bool:
@@ -273,7 +271,7 @@ class Runtime:
             if compress and self.config.bin_warm_up:
                 self._grow_bins()
             self._last_layers = None if compress else self.exchange.statistics()
-            self._sent_before, self._dense_bytes = self.transport.sent, 0
+            self._sent_before, self._dense_bytes, self._elements = self.transport.sent, 0, 0
             loss_scale = self.config.loss_scale()
             self.path.set_loss_scale(1.0 if loss_scale is None else loss_scale)
             self.transport.begin_step(part)
@@ -306,10 +304,10 @@ class Runtime:
         if self.inside:
             layers = self.inside.begin(bucket.numbers)
             if isinstance(self.inside, Node):
-                take = self.inside.scatter if self.door.differs_inside else self.inside.own_part
-                buffer = take(buffer, bucket.numbers)
+                buffer = self.inside.take(buffer, bucket.numbers)
             self.apply_moments(buffer, layers)
         self._dense_bytes += buffer.nbytes
+        self._elements += buffer.numel()
         bucket.exchanged = buffer, layers
         step.submit(buffer, layers)
 
@@ -325,7 +323,8 @@ class Runtime:
     def _end(self, step: "Compressed | Flush") -> None:
         averaged = self._on_stream(step.finish)
         if isinstance(step, Compressed):
-            self.counts.add_compressed(self, self.transport.sent - self._sent_before, self._dense_bytes, averaged)
+            sent = self.transport.sent - self._sent_before
+            self.counts.add_compressed(self, sent, self._dense_bytes, self._elements, averaged)
             # The backward pass waits from its last bucket to here.
             self.counts.last["held_up"] = time.perf_counter() - self._submitted
         else:
@@ -389,7 +388,7 @@ class Runtime:
         if self._error is not None:
             raise RuntimeError(f"AdaComp cannot go on: {self._error}") from self._error
 
-    def _largest(self, numbers: Sequence[float]) -> list[float]:
+    def largest(self, numbers: Sequence[float]) -> list[float]:
         """Returns the largest of all learners for each of the numbers."""
         largest = self.transport.combine(numbers, max)
         return self.inside.combine(largest, max) if self.inside else largest

@@ -264,10 +264,12 @@ def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
         runtime.moments.kept = moments
     if runtime.kept_by_door and counts is not None:
         first = min(piece.learner() for piece in pieces)
-        of_one = _index(runtime, own or [piece for piece in pieces if piece.learner() == first])
+        of_one = [piece for piece in pieces if piece.learner() == (learner if own else first)]
+        # That of this place is last, and so counts where others have the same elements.
+        index = _index(runtime, sorted(of_one, key=lambda piece: (piece.place, piece.places) == here))
 
         def find(kind: str, number: int, start: int, end: int) -> torch.Tensor | None:
-            values, found = _collect(of_one, kind, number, start, end)
+            values, found = _collect(index, kind, number, start, end)
             if found < end - start and kind == SHARED and strict:
                 name = runtime.model.layout.names[number]
                 raise ValueError(f"{kind}{name}[{start}:{end}] is missing in a state, or has another shape")
@@ -333,12 +335,14 @@ def _index(runtime: Runtime, pieces: Sequence[Piece]) -> Index:
 
 def _collect(index: Index, kind: str, number: int, start: int, end: int) -> tuple[torch.Tensor, int]:
     """Returns these elements of what is kept of a parameter, and how many of them were there."""
-    values, found = torch.zeros(end - start), 0
-    for each in index.get((kind, number), ()):
+    values, found, covered = torch.zeros(end - start), 0, start
+    # Several processes may have the same elements.
+    for each in sorted(index.get((kind, number), ()), key=lambda each: each.start):
         first, last = max(start, each.start), min(end, each.end)
         if last > first:
             values[first - start : last - start] = each.values[first - each.start : last - each.start]
-            found += last - first
+            found += max(0, last - max(first, covered))
+            covered = max(covered, last)
     return values, found
 
 

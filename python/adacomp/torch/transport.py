@@ -4,6 +4,9 @@ Process groups move tensors of equal size, messages have any. So each message tr
 all learners know: it follows from the longest messages of the last times. Only if a message is longer is there a second round,
 for the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
 Nothing is allocated for a header that says more than the model's messages can have.
+
+A message for all learners is sent to each of them directly. Gloo's own all-gather has as many bytes, but passes them around a
+ring, which takes as many latencies, one after the other, as there are other learners.
 """
 
 from __future__ import annotations
@@ -54,11 +57,10 @@ Rows = NDArray[numpy.uint8]
 
 @dataclass
 class _Round:
-    all_gather: bool
     position: int
     capacity: int
     # What is behind the capacity, for a second round.
-    rests: list[bytes]
+    rests: list[memoryview]
     work: dist.Work
     # Kept until the work is over, because it reads and writes them.
     outgoing: torch.Tensor
@@ -121,14 +123,14 @@ class Transport:
         self._position = NO_STEP
 
     def start_all_gather(self, message: bytes) -> None:
-        self._start([message], True)
+        self._start([message] * self.learners)
 
     def start_all_to_all(self, messages: list[bytes]) -> None:
-        self._start(messages, False)
+        self._start(messages)
 
     def all_gather(self, message: bytes) -> list[bytes]:
         """Returns all learners' messages of a round that is not of a step."""
-        self._start([message], True, NO_STEP)
+        self._start([message] * self.learners, NO_STEP)
         return [each.tobytes() for each in self.finish()]
 
     def combine(self, numbers: Sequence[float], combine: Callable[[Sequence[float]], float]) -> list[float]:
@@ -155,12 +157,13 @@ class Transport:
             rows = numpy.zeros((len(oldest.rests), longest - oldest.capacity), numpy.uint8)
             for row, rest in zip(rows, oldest.rests):
                 row[: len(rest)] = numpy.frombuffer(rest, numpy.uint8)
-            work, _, incoming = self._move(rows, oldest.all_gather)
+            work, _, incoming = self._move(rows)
             messages = numpy.concatenate([messages, self._rows(work, incoming)], axis=1)
         self._longest[oldest.position].append(longest)
         return [row[:length] for row, (length, _) in zip(messages, headers)]
 
-    def _start(self, messages: Sequence[bytes], all_gather: bool, position: int | None = None) -> None:
+    def _start(self, messages: Sequence[bytes], position: int | None = None) -> None:
+        """Starts a round with a message for each learner."""
         if position is None:
             position, self._position = self._position, self._position + 1
         # A little more than the longest message of the last times.
@@ -174,18 +177,15 @@ class Transport:
             row[:HEADER].view("<u4")[:] = len(message), longest
             front = numpy.frombuffer(message, numpy.uint8)[:capacity]
             row[HEADER : HEADER + len(front)] = front
-        rests = [message[capacity:] for message in messages]
-        work, outgoing, incoming = self._move(rows, all_gather)
-        self._pending.append(_Round(all_gather, position, capacity, rests, work, outgoing, incoming))
+        rests = [memoryview(message)[capacity:] for message in messages]
+        work, outgoing, incoming = self._move(rows)
+        self._pending.append(_Round(position, capacity, rests, work, outgoing, incoming))
 
-    def _move(self, rows: Rows, all_gather: bool) -> tuple[dist.Work, torch.Tensor, torch.Tensor]:
-        """Starts to move rows: one to all learners, or one to each."""
-        width = rows.shape[1]
+    def _move(self, rows: Rows) -> tuple[dist.Work, torch.Tensor, torch.Tensor]:
+        """Starts to move a row to each learner."""
         outgoing = torch.from_numpy(rows).reshape(-1)
-        incoming = torch.empty(self.learners * width, dtype=torch.uint8)
-        self.sent += (self.learners - 1) * width
-        if all_gather:
-            return self._group._allgather_base(incoming, outgoing), outgoing, incoming
+        incoming = torch.empty_like(outgoing)
+        self.sent += (self.learners - 1) * rows.shape[1]
         return self._group.alltoall_base(incoming, outgoing, [], []), outgoing, incoming
 
     def _rows(self, work: dist.Work, incoming: torch.Tensor) -> Rows:
