@@ -29,7 +29,7 @@ SHORT += ["shakespeare-transformer, adam"]
 SITE_RUNS: dict[str, dict[str, object]] = {
     "builtin": {"scheme": "dense", "local-steps": None},
     "powersgd-1": {"scheme": "powersgd", "local-steps": None},
-    "gather": {"scheme": "adacomp", "local-steps": None},
+    "gather": {"scheme": "adacomp", "local-steps": None, "compress": None},
     "local-dense": {"scheme": "dense", "local-steps": 30},
     "local": {"scheme": "adacomp", "local-steps": 30, "delay": None},
     "local-ahead": {"scheme": "adacomp", "local-steps": 30, "delay": 15},

@@ -30,7 +30,7 @@ CELLS += [case for case in product(WORKLOADS, LEARNERS, USUAL) if case not in CE
 NODES = "2x2"
 PLACES = 2
 NODE_METHODS = ["builtin", "hsdp", "gather", "node", "fsdp", "two", "none"]
-NODE_CELLS = list(product(["mlp", "resnet18"], ["1gbit", "100mbit"]))
+NODE_CELLS = [("mlp", "1gbit"), ("mlp", "100mbit"), ("resnet18", "1gbit")]
 
 # Four sites with a processor core's worth of computing each, a link of this rate and a delay each way, in seconds.
 SITES = "sites"

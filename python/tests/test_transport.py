@@ -10,11 +10,21 @@ from training import STRATEGIES, attach, batch, make
 from adacomp.torch.transport import HEADER, LONGEST_ASIDE, NO_STEP, REMEMBERED, Transport, longest_message
 
 
+def connect(own_machines=False):
+    """Connects all learners, which have machines for themselves, or share one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if own_machines:
+            patch.setattr("socket.gethostname", lambda: f"machine-{dist.get_rank()}")
+        return Transport(dist.group.WORLD, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("own_machines", [False, True])
 @on_learners(2)
-def test_rows_follow_the_messages():
+def test_rows_follow_the_messages(own_machines):
     """Learner 1's messages are twice as long as learner 0's."""
     lengths = [1000] * 3 + [10] * (REMEMBERED + 2)
-    transport = Transport(dist.group.WORLD, torch.device("cpu"))
+    transport = connect(own_machines)
+    assert transport._direct == own_machines
     learner, sent = dist.get_rank(), []
     for step, length in enumerate(lengths):
         before = transport.sent
@@ -40,7 +50,7 @@ def test_rows_follow_the_messages():
 
 def false_header(aside, all_gather):
     """Learner 1 says that its longest message has almost 4 GiB; no learner allocates anything for it."""
-    transport = Transport(dist.group.WORLD, torch.device("cpu"))
+    transport = connect()
     transport.longest_message = 1000
     if not aside:
         transport.begin_step()

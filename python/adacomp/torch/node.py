@@ -97,9 +97,8 @@ class Node(Inside):
         if self._differs:
             self._average(plan, buffer)
         else:
-            if plan.shared:
-                # The other places have read what was there before.
-                self._meet()
+            # The other places have read what was there before.
+            self.meet()
             for (start, end), (row, column) in plan.pieces:
                 if row == self.place:
                     plan.shard[column : column + end - start] = buffer[start:end]
@@ -123,7 +122,7 @@ class Node(Inside):
         for (start, end), (row, column) in plan.pieces:
             if row != self.place:
                 torch.div(buffer[start:end], self.places, out=given[self.place, row, column : column + end - start])
-        self._meet()
+        self.meet()
         others = [each[self.place] for place, each in enumerate(given) if place != self.place]
         for (start, end), (row, column) in plan.pieces:
             if row == self.place:
@@ -133,11 +132,10 @@ class Node(Inside):
             plan.shard += other
 
     def gather(self, buffer: torch.Tensor, numbers: Sequence[int]) -> None:
-        """Writes all places' parts of a bucket, which are where `take` has left them."""
+        """Writes all places' parts of a bucket, which are where `take` has left them. All places must have met since they were
+        averaged."""
         plan = self._plan(buffer, numbers)
-        if plan.shared:
-            self._meet()
-        else:
+        if not plan.shared:
             group = self._device_group or self.transport.group
             self.transport.wait(group._allgather_base(plan.rows.view(-1), plan.shard))
         for (start, end), (row, column) in plan.pieces:
@@ -203,9 +201,10 @@ class Node(Inside):
                 os.unlink(own)
         return memory if everywhere else None
 
-    def _meet(self) -> None:
-        """Waits until all places are here."""
-        self.transport.wait(self.transport.group.barrier())
+    def meet(self) -> None:
+        """Waits until all places are here, if they share memory."""
+        if any(plan.shared for plan in self._plans.values()):
+            self.transport.wait(self.transport.group.barrier())
 
 
 class _Plan:

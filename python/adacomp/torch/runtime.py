@@ -334,10 +334,13 @@ class Runtime:
             self._note_dropped()
         # Before the step is handed back: whoever ends training after it may close the writer.
         self._log()
+        if self.moments and self.moments.groups:
+            for bucket in self._buckets:
+                self._on_stream(functools.partial(self.moments.restore, self._split(*bucket.exchanged)))
+        if isinstance(self.inside, Node):
+            self.inside.meet()
         while self._buckets:
             bucket = self._buckets[0]
-            if self.moments and self.moments.groups:
-                self._on_stream(functools.partial(self.moments.restore, self._split(*bucket.exchanged)))
             if isinstance(self.inside, Node):
                 self._on_stream(functools.partial(self.inside.gather, bucket.buffer, bucket.numbers))
             self._on_stream(functools.partial(bucket.future.set_result, bucket.buffer))

@@ -5,14 +5,16 @@ all learners know: it follows from the longest messages of the last times. Only 
 for the rest of all; headers say so to everybody. A round is thus one collective nearly always, and padding is a few percent.
 Nothing is allocated for a header that says more than the model's messages can have.
 
-A message for all learners is sent to each of them directly. Gloo's own all-gather has as many bytes, but passes them around a
-ring, which takes as many latencies, one after the other, as there are other learners.
+Where each learner has a machine for itself, a message for all is sent to each of them directly. Gloo's own all-gather has as many
+bytes, but passes them around a ring, which takes as many latencies, one after the other, as there are other learners. Where
+learners share machines, the ring sends less between these.
 """
 
 from __future__ import annotations
 
 import atexit
 import queue
+import socket
 import struct
 import threading
 import weakref
@@ -94,6 +96,8 @@ class Transport:
         _transports.add(self)
         # PyTorch's annotations have a backend without methods, but it has those of a group.
         self._group = cast(dist.ProcessGroup, own)
+        # Whether messages for all go to each directly.
+        self._direct = False
         # The longest message of a step. It must be the same on all learners, so it is set once these have the same layout.
         self.longest_message = LONGEST_ASIDE
         # Bytes handed to the process group for other learners.
@@ -104,6 +108,9 @@ class Transport:
         self._longest: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         # Nothing before the first step is of one.
         self._position = NO_STEP
+        hosts = self.all_gather(socket.gethostname().encode())
+        self._direct = len(set(hosts)) == self.learners
+        self._longest.clear()
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -123,14 +130,14 @@ class Transport:
         self._position = NO_STEP
 
     def start_all_gather(self, message: bytes) -> None:
-        self._start([message] * self.learners)
+        self._start(self._for_all(message))
 
     def start_all_to_all(self, messages: list[bytes]) -> None:
         self._start(messages)
 
     def all_gather(self, message: bytes) -> list[bytes]:
         """Returns all learners' messages of a round that is not of a step."""
-        self._start([message] * self.learners, NO_STEP)
+        self._start(self._for_all(message), NO_STEP)
         return [each.tobytes() for each in self.finish()]
 
     def combine(self, numbers: Sequence[float], combine: Callable[[Sequence[float]], float]) -> list[float]:
@@ -162,8 +169,11 @@ class Transport:
         self._longest[oldest.position].append(longest)
         return [row[:length] for row, (length, _) in zip(messages, headers)]
 
+    def _for_all(self, message: bytes) -> list[bytes]:
+        return [message] * (self.learners if self._direct else 1)
+
     def _start(self, messages: Sequence[bytes], position: int | None = None) -> None:
-        """Starts a round with a message for each learner."""
+        """Starts a round with a message for each learner, or one for all."""
         if position is None:
             position, self._position = self._position, self._position + 1
         # A little more than the longest message of the last times.
@@ -182,10 +192,13 @@ class Transport:
         self._pending.append(_Round(position, capacity, rests, work, outgoing, incoming))
 
     def _move(self, rows: Rows) -> tuple[dist.Work, torch.Tensor, torch.Tensor]:
-        """Starts to move a row to each learner."""
+        """Starts to move a row to each learner, or one to all."""
+        width = rows.shape[1]
         outgoing = torch.from_numpy(rows).reshape(-1)
-        incoming = torch.empty_like(outgoing)
-        self.sent += (self.learners - 1) * rows.shape[1]
+        incoming = torch.empty(self.learners * width, dtype=torch.uint8)
+        self.sent += (self.learners - 1) * width
+        if len(rows) < self.learners:
+            return self._group._allgather_base(incoming, outgoing), outgoing, incoming
         return self._group.alltoall_base(incoming, outgoing, [], []), outgoing, incoming
 
     def _rows(self, work: dist.Work, incoming: torch.Tensor) -> Rows:
