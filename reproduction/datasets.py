@@ -119,6 +119,8 @@ def samples(images: NDArray[numpy.uint8], labels: NDArray[Any]) -> Batch:
 
 def load(name: str, augment: bool, length: int, side: int | None) -> Pictures | Text | Speech:
     folder = folder_of(name)
+    if not folder.is_dir():
+        raise SystemExit(f"{folder} is missing: run `cargo run --release -- data get {name}`")
     if name == "shakespeare":
         return Text(folder, length)
     if name == "speech":
