@@ -234,6 +234,7 @@ def scheme_name(group: Group) -> str:
     steps, matrix_bin = group.run["local-steps"], group.run["matrix-bin"]
     words = [group.run["scheme"]] + ["recipe"] * bool(group.run["bin-warm-up"]) + ["local steps"] * bool(steps)
     words += [f"bins of {matrix_bin}"] * bool(steps and matrix_bin) + ["outer momentum"] * bool(group.run["outer-momentum"])
+    words += ["overlap"] * bool(group.run["delay"]) + ["decay"] * bool(steps and group.run["residual-decay"] and matrix_bin)
     return ", ".join(words)
 
 
