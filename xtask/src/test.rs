@@ -69,6 +69,7 @@ const FULL: &[(Part, Step)] = &[
     (Python, step("endurance", Beside, &["wheel"], python::endurance)),
     (Program, step("clusters", Main, &["system packages", "wheel"], clusters)),
     (Program, step("faults", Main, &["system packages", "wheel"], faults)),
+    (Program, step("program on wgpu", Main, &[], program_wgpu)),
     (Core, step("packages", Main, &["system packages"], release::packages)),
     (Core, step("benchmarks", Main, &[], |job| bench::run(job, true, false))),
 ];
@@ -156,6 +157,13 @@ fn program_mpi(job: &Job) -> Result<()> {
 
 fn browser(job: &Job) -> Result<()> {
     job.run(cmd!(job.sh, "cargo test {PROGRAM...} --test browser -- --ignored"))
+}
+
+/// Training on a Vulkan device, which may be one that computes on the processor. Burn is built for it in a folder of its own.
+fn program_wgpu(job: &Job) -> Result<()> {
+    job.packages(&[("vulkaninfo", &["vulkan-tools", "mesa-vulkan-drivers"])])?;
+    let package = ["--release", "--locked", "-p", "adacomp-cli", "--features", "wgpu", "--test", "device"];
+    job.run(cmd!(job.sh, "nice cargo test {package...} --target-dir target/wgpu"))
 }
 
 /// The README's first command, in an empty folder.
