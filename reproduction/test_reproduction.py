@@ -11,7 +11,7 @@ from reproduction import ROOT
 from reproduction.clusters import stand_in_mnist
 from reproduction.documents import markdown, replaced
 from reproduction.models import Workload, alexnet, resnet, small_resnet
-from reproduction.network import WORKLOADS, NetworkResults, read_words
+from reproduction.network import SITE_WORKLOADS, WORKLOADS, NetworkResults, read_words
 from reproduction.peers import PEERS, OneBitAdam, Peer
 from reproduction.runner import program_result
 from reproduction.schemes import Compressed, dense_average
@@ -77,7 +77,7 @@ def test_a_program_that_went_on_has_each_epoch_once() -> None:
 
 def test_models_have_the_published_sizes() -> None:
     measured = {line["workload"]: line["parameters"] for line in NetworkResults().steps.values()}
-    assert {name: Workload(name).parameters for name in WORKLOADS} == measured
+    assert {name: Workload(name).parameters for name in [*WORKLOADS, *SITE_WORKLOADS]} == measured
     assert sum(each.numel() for each in resnet(50, 224, 10).parameters()) == 23_528_522
     assert sum(each.numel() for each in alexnet(224, 10).parameters()) == 57_044_810
     assert sum(each.numel() for each in small_resnet(3, 10).parameters()) == 269_722

@@ -106,7 +106,7 @@ def slow_learner(where):
             hook._runtime.configure(dataclasses.replace(hook.config, mode="off"))
         work = {
             "mode": lambda: setattr(hook, "mode", "off"),
-            "agreement": lambda: hook._runtime._largest([1.0]),
+            "agreement": lambda: hook._runtime.largest([1.0]),
             "consolidate": lambda: hook.state_dict(consolidate=True),
         }
         start = time.monotonic()
