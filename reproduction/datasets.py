@@ -38,7 +38,8 @@ class Pictures:
     def train(self, samples: Tensor, random: torch.Generator) -> Batch:
         images = self.images[samples]
         if self.augment:
-            images = torch.stack([_shifted(image, random) for image in images])
+            # A network with norms between convolutions takes three quarters of the time with channels last.
+            images = torch.stack([_shifted(image, random) for image in images]).contiguous(memory_format=torch.channels_last)
         return self._sized(images), self.labels[samples]
 
     def test(self) -> Iterator[Batch]:

@@ -17,7 +17,7 @@ from reproduction.network import (
     WORKLOADS,
     NetworkResults,
 )
-from reproduction.plots import PANELS, draw, network_figure, seconds, step_times_figure
+from reproduction.plots import PANELS, draw, network_figure, rule_figure, seconds, step_times_figure
 from reproduction.studies import CODES, Group, Result, Study, all_studies, groups_of, mean, measure_of, read_results, ring_bytes
 
 # Rows of the README's table: the models that are trained to their end, the worst case, and one that is not trained to its end.
@@ -307,6 +307,7 @@ def made() -> dict[Path, str]:
     files = {
         HERE / "figures" / "network.svg": network_figure(network),
         ROOT / "docs" / "step-times.svg": step_times_figure(network),
+        ROOT / "docs" / "rule.svg": rule_figure(),
     }
     studies = all_studies()
     report = replaced(report, "open", open_runs(studies, results))

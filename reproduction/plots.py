@@ -2,12 +2,15 @@
 
 import io
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import matplotlib
 import matplotlib.style
+import numpy
+from adacomp.research import Compressor, Frame, Layout
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -335,3 +338,51 @@ def step_times_figure(results: NetworkResults) -> str:
         about = "Speed of a training step relative to DDP (one scale a link): 25 million parameters, 2 learners"
         figure.text(0.5, 0.03, about, ha="center")
         return svg(figure)
+
+
+def rule_figure() -> str:
+    """Draws what becomes of a gradient: three short bins in one step, after some others, by the library itself."""
+    length, bins = 20, 3
+    layout = Layout([("w", (bins, length), None)], matrix=length, min_elements=1)
+    learner, source = Compressor(layout), random.Random(3)
+    # Each has a part that stays, and one that is noise.
+    steady = [source.uniform(-0.15, 0.15) for _ in range(bins * length)]
+    for step in range(20):
+        residual = numpy.zeros(bins * length, "f") if step == 0 else learner.residual("w")
+        gradient = numpy.array([part + source.uniform(-0.1, 0.1) for part in steady], "f")
+        learner.compress({"w": gradient})
+        frame = learner.encode(0, step)
+        learner.commit()
+    selected, sent = Frame(frame, layout).packets()["w"]
+    total, at = residual + gradient, numpy.arange(bins * length)
+    soft, limits = total + gradient, numpy.abs(total).reshape(bins, length).max(1)
+    waits, limit, step_ = "#bf8700", "#d9603b", GREY
+    figure = Figure(figsize=(8.6, 5.4))
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.05, top=0.87, hspace=0.32)
+    first, second, third = rows = figure.subplots(3, 1, sharex=True, sharey=True)
+    first.set_title("1. Add the gradient to what waits. Select where G + dW reaches the largest |G| of the bin.", loc="left")
+    first.bar(at, residual, color=waits, width=0.7, label="R: what waits")
+    first.bar(at, gradient, bottom=residual, color=step_, width=0.3, label="dW: the gradient; G = R + dW")
+    first.plot(at, soft, "o", color=ADACOMP, markersize=4, fillstyle="none", label="G + dW")
+    first.plot(selected, soft[selected], "o", color=ADACOMP, markersize=6, label="G + dW, selected")
+    edges = [(number * length - 0.4, (number + 1) * length - 0.6) for number in range(bins)]
+    for (left, right), most in zip(edges, limits):
+        first.hlines([most, -most], left, right, color=limit, linewidth=1.2)
+    first.plot([], [], color=limit, linewidth=1.2, label="largest |G| of the bin")
+    figure.legend(*first.get_legend_handles_labels(), ncols=5, loc="upper center", fontsize=9)
+    about = f"{len(selected)} of {len(at)} elements here"
+    second.set_title(f"2. Send their places and signs, and one scale, the mean of the limits: {about}.", loc="left")
+    second.bar(selected, sent, color=ADACOMP, width=0.7)
+    third.set_title("3. Subtract what was sent, and keep the rest for the next step: nothing is lost.", loc="left")
+    third.bar(at, learner.residual("w"), color=waits, width=0.7)
+    for axes in rows:
+        axes.set_ylim(*(1.15 * sign * abs(soft).max() for sign in (-1, 1)))
+        axes.axhline(0.0, color=FAINT, linewidth=0.8)
+        for left, _ in edges[1:]:
+            axes.axvline(left - 0.1, color=FAINT, linewidth=1.0, linestyle="--")
+        axes.set_xticks([sum(edge) / 2 for edge in edges], [f"bin {number}" for number in range(1, bins + 1)])
+        axes.tick_params(length=0)
+        axes.set_yticks([])
+        for side in axes.spines.values():
+            side.set_visible(False)
+    return svg(figure)

@@ -212,7 +212,8 @@ class Training:
             with self.ahead(waiting[learner]) if options.look_ahead else nullcontext():
                 scores = self.model(own_inputs)
                 loss = cross_entropy(scores.flatten(0, -2), own_targets.flatten())
-                gradients.append(torch.autograd.grad(loss, self.parameters))
+                # Also where pictures have their channels last, and so convolutions their gradients.
+                gradients.append([gradient.contiguous() for gradient in torch.autograd.grad(loss, self.parameters)])
             losses.append(loss.item())
         if outlier:
             layer = max(gradients[0], key=torch.Tensor.numel).view(-1)

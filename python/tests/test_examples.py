@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -14,38 +15,46 @@ import numpy
 import pytest
 import torch
 from endurance import digest
-from learners import learners
+from learners import free_port, learners
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_replicas, attach, residual_mean
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+QUICK_START = Path(__file__).parents[2] / "docs" / "quick-start.md"
 
 
-def torchrun(processes, script, *arguments, timeout=150, restarts=0, meanwhile=lambda process: None):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += ["--max-restarts", str(restarts)]
+def run_together(commands, folder=None, timeout=150, meanwhile=lambda process: None):
+    """Runs commands side by side, the first with something that happens meanwhile; returns what they print."""
+    # Otherwise PyTorch's learners cannot find each other after a restart.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    end = time.monotonic() + timeout
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [*command, EXAMPLES / script, *map(str, arguments)],
-            # Otherwise PyTorch's learners cannot find each other after a restart.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        where = {"cwd": folder, "env": environment, "stdout": output, "stderr": subprocess.STDOUT}
+        processes = [subprocess.Popen(list(map(str, command)), **where) for command in commands]
         try:
-            meanwhile(process)
-            process.wait(timeout)
+            meanwhile(processes[0])
+            for process in processes:
+                process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             pass
         finally:
-            # It ends its learners, which are not in its group, and then itself.
-            process.terminate()
-            process.wait(30)
+            for process in processes:
+                # It ends its learners, which are not in its group, and then itself.
+                process.terminate()
+                process.wait(30)
         output.seek(0)
         text = output.read()
-    assert process.returncode == 0, f"{script}: {process.returncode}\n{text}"
+    assert all(process.returncode == 0 for process in processes), f"{commands}\n{text}"
     return text
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def torchrun(processes, script, *arguments, restarts=0, **options):
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", processes, "--max-restarts", restarts]
+    return run_together([[*command, EXAMPLES / script, *arguments]], **options)
 
 
 @pytest.fixture(scope="module")
@@ -186,29 +195,57 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 
-def test_lightning(tmp_path):
-    common = ["--mode", "on", "--folder", tmp_path]
-    output = torchrun(2, "lightning_digits.py", "--epochs", 1, *common)
-    assert "test error" in output and "60 compressed" in output, output
+def quick_starts():
+    """Returns the Python scripts of docs/quick-start.md by their headings, each with the command above it."""
+    sections = re.split(r"^## ", QUICK_START.read_text(), flags=re.MULTILINE)
+    pattern = re.compile(r"```sh\n(torchrun .*?)\n```\n\n```python\n(.*?)```", re.DOTALL)
+    found = {section.split("\n")[0]: pattern.search(section) for section in sections}
+    return {name: match.groups() for name, match in found.items() if match}
+
+
+def run_quick_start(name, folder, *arguments, learners=None, epochs=2):
+    """Runs a script as its section says, but always compressing, and with two processes where the section has eight GPUs."""
+    command, script = quick_starts()[name]
+    always = re.sub(r"(attach|AdaCompCallback)\((.*?)\)(?=\s)", r'\1(\2, mode="on")', script).replace("(, ", "(")
+    always = always.replace("max_epochs=2", f"max_epochs={epochs}")
+    (folder / "train.py").write_text(always)
+    words = command.replace("MACHINE-1:29500", f"127.0.0.1:{free_port()}").replace("node 8", "node 2").split()[1:]
+    if learners:
+        words[words.index("--nproc-per-node") + 1] = str(learners)
+    machines = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
+    here = [] if "--rdzv-endpoint" in words else ["--standalone"]
+    return run_together([[*TORCHRUN, *here, *words, *arguments]] * machines, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "learners", "exchanges"),
+    [
+        ("PyTorch DDP", 2, 200),
+        ("Several GPUs a machine", 2, 200),
+        ("FSDP2", 2, 200),
+        ("Across sites", 2, 10),
+        ("Hugging Face Trainer", 2, 200),
+        ("Accelerate", 2, 200),
+    ],
+)
+def test_quick_start(name, learners, exchanges, tmp_path):
+    output = run_quick_start(name, tmp_path)
+    assert f"{learners} learners" in output and f"{exchanges} compressed" in output, output
+    # Before training it is 2.3 and more.
+    assert float(re.search(r"^loss (.*)", output, re.MULTILINE)[1]) < 1.9, output
+
+
+def test_quick_start_with_lightning_and_a_resume(tmp_path):
+    output = run_quick_start("Lightning", tmp_path)
+    assert "2 learners" in output and "200 compressed" in output, output
     [metrics] = tmp_path.rglob("metrics.csv")
     assert "adacomp/compression_ratio" in metrics.read_text()
     [checkpoint] = tmp_path.rglob("*.ckpt")
-    # On another number of learners.
-    output = torchrun(1, "lightning_digits.py", "--epochs", 2, "--resume", checkpoint, *common)
-    assert "120 compressed" in output and "1 learners" in output, output
+    # One more epoch, on another number of learners.
+    output = run_quick_start("Lightning", tmp_path, checkpoint, learners=1, epochs=3)
+    assert "1 learners" in output and "200 compressed" in output, output
 
 
-def test_accelerate(tmp_path):
-    common = ["--mode", "on", "--folder", tmp_path]
-    output = torchrun(2, "accelerate_digits.py", "--epochs", 1, *common)
-    assert "test error" in output and "60 compressed" in output, output
-    output = torchrun(2, "accelerate_digits.py", "--epochs", 2, *common)
-    assert "60 compressed" in output, output
-    assert len(list(tmp_path.glob("epoch-*/custom_checkpoint_0.pkl"))) == 2
-
-
-def test_trainer(tmp_path):
-    output = torchrun(2, "trainer_digits.py", "--epochs", 2, "--mode", "on", "--folder", tmp_path)
-    assert "test error" in output and "120 compressed" in output and "'adacomp/compression_ratio'" in output, output
-    saved = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("adacomp-*"))
-    assert saved == [f"checkpoint-{step}/adacomp-0000{learner}-of-00002.pt" for step in (120, 60) for learner in (0, 1)]
+def test_each_quick_start_is_tried():
+    """Also those that are added later."""
+    assert len(quick_starts()) == 7

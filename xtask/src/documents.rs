@@ -48,16 +48,34 @@ fn readme_commands(job: &Job) -> Result<Vec<String>> {
     Ok(shell.flat_map(str::lines).map(line).filter(|line| !line.is_empty()).collect())
 }
 
-/// Returns links of our documents to files that are not there.
+/// Returns links of our documents to files, or to sections of these, that are not there.
 fn dead_links(job: &Job) -> Result<Vec<String>> {
     let mut dead = Vec::new();
     for file in job.output(cmd!(job.sh, "git ls-files *.md"))?.lines() {
         let path = root().join(file);
         let text = job.sh.read_file(&path)?;
-        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-        let own = targets.filter(|target| !target.is_empty() && !target.contains("://"));
-        let missing = own.filter(|target| !path.parent().unwrap_or(&path).join(target).exists());
-        dead.extend(missing.map(|target| format!("{file}: {target}")));
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for link in links.filter(|link| !link.contains("://")) {
+            let (target, section) = link.split_once('#').unwrap_or((link, ""));
+            let target =
+                if target.is_empty() { path.clone() } else { path.parent().unwrap_or(&path).join(target) };
+            let is_there = target.exists()
+                && (section.is_empty() || sections(&job.sh.read_file(&target)?).any(|one| one == section));
+            if !is_there {
+                dead.push(format!("{file}: {link}"));
+            }
+        }
     }
     Ok(dead)
+}
+
+/// Returns the names by which links lead to the headings of a document.
+fn sections(text: &str) -> impl Iterator<Item = String> {
+    let outside_of_code = text.split("```").step_by(2);
+    let headings = outside_of_code.flat_map(str::lines).filter(|line| line.starts_with('#'));
+    headings.map(|line| {
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|&letter| letter.is_alphanumeric() || " -_".contains(letter));
+        kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+    })
 }
