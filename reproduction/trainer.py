@@ -114,6 +114,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--scheme sparseloco is for --local-steps")
     if not 0 <= options.delay <= options.local_steps:
         parser.error("--delay is for --local-steps, and at most as many")
+    if options.rate == "before" and options.compress != "updates":
+        parser.error("--rate before is for --compress updates")
+    if options.last_step == "flush" and options.rate != "before" and not options.local_steps:
+        parser.error("--last-step flush is for --rate before, or --local-steps")
     if options.weight_decay and options.optimizer != "sgd":
         parser.error("--weight-decay is for --optimizer sgd")
     return options

@@ -7,6 +7,7 @@ use crate::compressor::layer_statistics;
 use crate::layout::Layout;
 use crate::selection::{Average, Places, Selection, check_groups};
 use crate::{failed, non_finite, parse, refused};
+use adacomp::internal::STATE_KEY;
 use adacomp::{Compressor, SavedBy};
 use adacomp_exchange::{GroupAverage, LearnerState, Options, SendVerdict, StrategyChoice, Transport};
 use pyo3::buffer::PyBuffer;
@@ -18,9 +19,6 @@ use std::collections::HashMap;
 
 /// Arrays by name.
 type Arrays<'py> = HashMap<String, Bound<'py, PyAny>>;
-
-/// The key of the text that says who saved a state.
-const KEY: &str = "adacomp";
 
 /// One learner's side of every step: gradients in, by buckets, and the averaged gradient out into the same buckets.
 #[pyclass(module = "adacomp.research")]
@@ -322,7 +320,7 @@ impl Exchange {
 fn tensors<'py>(py: Python<'py>, file: &[u8]) -> PyResult<(Bound<'py, PyDict>, String)> {
     let tensors = SafeTensors::deserialize(file).map_err(refused)?;
     let (_, metadata) = SafeTensors::read_metadata(file).map_err(refused)?;
-    let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).cloned();
+    let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(STATE_KEY)).cloned();
     let arrays = PyDict::new(py);
     for (name, tensor) in tensors.iter() {
         let flat = array(py, tensor.data(), "float32")?;
@@ -345,6 +343,6 @@ fn file(arrays: &Arrays<'_>, text: &str) -> PyResult<Vec<u8>> {
         Ok((name.as_str(), view))
     });
     let views = views.collect::<PyResult<Vec<_>>>()?;
-    let metadata = HashMap::from([(KEY.to_owned(), text.to_owned())]);
+    let metadata = HashMap::from([(STATE_KEY.to_owned(), text.to_owned())]);
     safetensors::serialize(views, Some(metadata)).map_err(refused)
 }

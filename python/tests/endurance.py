@@ -128,7 +128,9 @@ def digest(states: list[dict[str, Any]]) -> str:
 
 def total(states: list[dict[str, Any]]) -> float:
     """Returns the sum of all that a learner keeps."""
-    return sum(float(values.double().sum()) for state in states for key, values in state["hook"].items() if key != "adacomp")
+    return sum(
+        float(values.double().sum()) for state in states for key, values in state["hook"].items() if not key.endswith("adacomp")
+    )
 
 
 # A learner.

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from learners import on_learners
+from torch import nn
 from training import PATHS, assert_conserved, assert_replicas, attach, make, submit, train, weights
 
 from adacomp.torch import Config, LocalAdam
@@ -57,3 +58,18 @@ def test_a_resume_within_the_warm_up_gives_the_same_bits(in_place, tmp_path):
     assert torch.equal(train(again, 8, torch.optim.SGD(again.parameters(), 0.003), start=5), expected)
     assert_replicas(again)
     assert dist.get_world_size() == 2 and torch.equal(weights(again), weights(model))
+
+
+@on_learners(2)
+def test_learners_must_agree():
+    with pytest.raises(ValueError, match="was attached with bin_warm_up="):
+        attach(make(), bin_warm_up=5 + dist.get_rank())
+
+
+@on_learners(4)
+def test_the_strategy_is_chosen_for_the_bins_that_stay():
+    def chosen(**options):
+        model = make(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5000, bias=False)))
+        return attach(model, strategy="auto", **options).stats()["strategy"]
+
+    assert [chosen(), chosen(bin_warm_up=9), chosen(matrix=50)] == ["gather", "gather", "reduce"]

@@ -29,7 +29,7 @@ from training import (
 )
 from training import attach as attach_ddp
 
-from adacomp.torch import AdaCompState, Config
+from adacomp.torch import AdaCompState, Config, LocalAdam
 
 
 def mesh_of(places=2):
@@ -307,6 +307,48 @@ def test_replicate():
     hook = attach(model, learners=mesh["replicate"])
     assert hook.stats()["learners"] == 4
     conserve(model, hook, 10)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+@pytest.mark.parametrize("options", [{"mode": "off"}, {}, {"optimizer": True}], ids=["off", "on", "with its optimizer"])
+@on_learners(4)
+def test_adam_on_each_learner(places, options):
+    """In the first step a machine's Adam moves each element by the rate, so that learners of one sign move it by all of it."""
+    mesh = mesh_of(places)
+    model = make_fsdp(mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), 0.003)
+    options = {**options, "optimizer": optimizer} if "optimizer" in options else options
+    attach(model, learners=mesh["replicate"], local_adam=LocalAdam(), vector=1, matrix=1, conv=1, min_elements=1, **options)
+    before = weights(model)
+    images, labels = batch(0, learner=0)
+    cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    moved = (weights(model) - before).abs()
+    assert_replicas(model)
+    # All had the same samples. What is sent has one scale a layer, a mean that counts elements without a gradient, too.
+    assert 0.5 * 0.003 < moved[moved > 0].median() < 1.01 * 0.003, moved[moved > 0].median()
+
+
+@on_learners(4)
+def test_parameters_that_are_trained_later_are_told():
+    model = make_fsdp()
+    model.fc2.bias.requires_grad_(False)
+    attach(model)
+    step_of(model, 0)
+    model.fc2.bias.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="frozen when the hook was attached"):
+        step_of(model, 1)
+
+
+@on_learners(4)
+def test_a_model_has_one_hook():
+    model = make_fsdp()
+    hook = attach(model)
+    with pytest.raises(RuntimeError, match="an all-reduce hook already"):
+        attach(model)
+    hook.close()
+    attach(model)
+    step_of(model, 0)
 
 
 def wrong(call):

@@ -400,6 +400,62 @@ def test_steps_that_a_scaler_skips_do_not_count():
     assert_replicas(model)
 
 
+class Cached(nn.Module):
+    """A table that is loaded with the weights, one that is made anew when it must be longer, and one that grows by mistake."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+        self.register_buffer("table", torch.rand(64, 64))
+        self.register_buffer("cache", torch.zeros(2, 2), persistent=False)
+        self.register_buffer("grows", torch.zeros(2, 2))
+
+    def forward(self, x):
+        self.cache = torch.zeros(self.cache.shape[0] + 1, 2)
+        return self.net(x.flatten(1) @ self.table)
+
+
+@on_learners(2)
+def test_buffers_that_are_loaded_after_the_start():
+    """Learners that begin with other tables, and then load the same, have it from the first round on."""
+    torch.manual_seed(dist.get_rank())
+    model = Cached()
+    _, optimizer, local = start(model)
+    torch.manual_seed(5)
+    model.load_state_dict(Cached().state_dict())
+    table = model.table.clone()
+    train(model, 4, optimizer)
+    assert local.rounds == 1 and torch.equal(model.table, table)
+    assert_replicas(model)
+    assert "cache" not in local.stats()["layers"]
+    model.grows = torch.zeros(3, 2)
+    with pytest.raises(RuntimeError, match="6 elements now and had 4"):
+        train(model, 4, optimizer)
+
+
+@on_learners(2)
+def test_parameters_that_are_trained_later_are_told():
+    model = net()
+    model.fc2.bias.requires_grad_(False)
+    _, optimizer, _ = start(model)
+    model.fc2.bias.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="frozen, or not there, when LocalSteps was made"):
+        train(model, 4, optimizer)
+
+
+@on_learners(2)
+def test_what_accelerate_prepares():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = net()
+    prepared = accelerator.prepare_optimizer(torch.optim.SGD(model.parameters(), 0.05))
+    local = LocalSteps(model, prepared, 4, timeout=30)
+    train(model, 4, prepared)
+    assert local.rounds == 1
+    assert_replicas(model)
+
+
 @on_learners(2)
 def test_bf16_weights():
     model = net().bfloat16()
@@ -411,6 +467,9 @@ def test_bf16_weights():
         optimizer.step()
     assert_replicas(model)
     assert local.rounds == 2 and own_state(local)["shared.fc1.weight"].dtype == torch.float32
+    # Against a dense all-reduce of two bytes an element, in each of four steps.
+    stats, elements = local.stats(), sum(parameter.numel() for parameter in model.parameters())
+    assert stats["compression_ratio"] == pytest.approx(2 * 4 * 2 * elements / stats["bytes_sent"])
 
 
 @pytest.mark.parametrize("mode", ["on", "off"])
@@ -691,9 +750,20 @@ def test_bad_input_is_refused():
 
 
 @on_learners(2)
+def test_layers_are_those_of_the_last_compressed_round():
+    model, optimizer, local = start()
+    train(model, 8, optimizer)
+    before = local.stats()["layers"]
+    local.mode = "off"
+    # Dense rounds are flushes, each of them.
+    train(model, 12, optimizer)
+    assert before == local.stats()["layers"]
+
+
+@on_learners(2)
 def test_options_reports_and_close():
     fields = adacomp.torch.Config.__annotations__
-    options = adacomp.torch.local.Options.__annotations__
+    options = adacomp.torch.config.CommonOptions.__annotations__
     assert all(options[name] == fields[name] for name in options)
     assert fields.keys() - options.keys() == {"scaler", "local_adam", "optimizer", "node_size"}
     with logged() as lines:

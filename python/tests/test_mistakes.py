@@ -67,6 +67,20 @@ def test_all_learners_set_the_same_mode_or_none_is_set():
     assert hook.mode == "on" and hook.stats()["steps"]["compressed"] == 4
 
 
+@on_learners(2)
+def test_loading_on_one_learner_only_is_told():
+    model = make()
+    hook = attach(model, mode="off")
+    state = hook.state_dict()
+    if dist.get_rank() == 0:
+        hook._runtime.transport.rendezvous.timeout *= 0.03
+        with pytest.raises(RuntimeError, match="learner 1 did not come within.*: all learners must load a state"):
+            hook.load_state_dict(state)
+    dist.barrier()
+    train(model, 2)
+    assert_replicas(model)
+
+
 class Odd(nn.Module):
     """One parameter of each sort that cannot be compressed, before, between and after others."""
 

@@ -88,6 +88,26 @@ def test_a_writer_that_fails_does_not_end_training():
     assert hook.stats()["steps"]["compressed"] == 3
 
 
+class Curious:
+    """A writer that asks for more than it is given."""
+
+    def __init__(self, hook):
+        self.hook, self.found = hook, []
+
+    def log(self, numbers, step):
+        self.found.append((self.hook.stats()["steps"]["compressed"], len(self.hook.state_dict())))
+
+
+@on_learners(2)
+def test_a_writer_may_ask_the_hook():
+    model = make()
+    hook = attach(model)
+    writer = Curious(hook)
+    hook.log_to(writer, every=1)
+    train(model, 2)
+    assert [steps for steps, _ in writer.found] == [1, 2] and writer.found[0][1] > 1
+
+
 @on_learners(2)
 def test_scalars_are_logged_every_step_or_less_often():
     model = make()

@@ -59,6 +59,8 @@ def test_hugging_face_trainer_goes_on(tmp_path):
         arguments = TrainingArguments(
             str(tmp_path), max_steps=steps, save_steps=3, per_device_train_batch_size=4, logging_steps=2, learning_rate=0.05,
             optim="sgd", report_to="none", use_cpu=True, ddp_backend="gloo", disable_tqdm=True, ddp_find_unused_parameters=False,
+            # As people write it, to go on from the last checkpoint.
+            resume_from_checkpoint=True,
         )  # fmt: skip
         torch.manual_seed(0)
         trainer = Trainer(Losses(), arguments, train_dataset=data)

@@ -1,7 +1,9 @@
-"""AdaComp for PyTorch's ``DistributedDataParallel``: one line after the model is wrapped::
+"""AdaComp for PyTorch: one line after the model is wrapped by ``DistributedDataParallel`` or FSDP2::
 
     model = DistributedDataParallel(model)
     hook = adacomp.torch.attach(model)
+
+:class:`LocalSteps` is for learners that are far apart, and exchange once every N steps.
 
 The optimiser, the learning rate and all else stay as they are. ``print(hook)`` says whether it compresses, why, and what that
 is worth.

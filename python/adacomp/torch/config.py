@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 import torch.distributed as dist
@@ -150,3 +150,31 @@ class Config:
         keys = ("conv", "matrix", "vector", "min_elements", "soft_threshold", "scale")
         options = {key: getattr(self, key) for key in keys} | {"matrix": self.matrix_at(step)}
         return options | {"names": list((self.names or {}).items())}
+
+
+class CommonOptions(TypedDict, total=False):
+    """The options of :class:`Config` that local steps have, too, for editors and type checks."""
+
+    mode: Mode
+    strategy: Strategy
+    conv: Treatment
+    matrix: Treatment
+    vector: Treatment
+    min_elements: int
+    names: Mapping[str, Treatment] | None
+    soft_threshold: float
+    scale: Scale
+    codec: Codec
+    clip: float | None
+    timeout: float | datetime.timedelta | None
+    threads: int
+    bin_warm_up: int
+
+
+class Options(CommonOptions, total=False):
+    """All of them."""
+
+    scaler: torch.amp.GradScaler | None
+    local_adam: LocalAdam | None
+    optimizer: torch.optim.Optimizer | None
+    node_size: NodeSize

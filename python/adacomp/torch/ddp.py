@@ -8,13 +8,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .config import Config
 from .node import Node, members
-from .runtime import FORMATS, Model, Named, Runtime
+from .runtime import FORMATS, Door, Model, Named, Runtime
 from .saved import clean_name
 from .transport import Transport
 
 
-class DdpDoor:
+class DdpDoor(Door):
     """Hands the buckets of a DDP model to a runtime."""
+
+    makes_updates = True
 
     def __init__(self, ddp: DistributedDataParallel, config: Config, in_place: bool | None = None) -> None:
         if getattr(ddp, "_use_python_reducer", False):
@@ -39,7 +41,7 @@ class DdpDoor:
         if config.node_size != 1:
             learners, inside = members(self.group, config.node_size)
             node = make_node(self.group, inside, model, config, in_place, differs=True) if len(inside) > 1 else None
-        self.runtime = Runtime(model, self.group, config, skip_unused, in_place, learners, node)
+        self.runtime = Runtime(model, self.group, config, skip_unused, in_place, learners, node, door=DdpDoor)
         self.runtime.model.others = [name for name, _ in others]
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -8,6 +8,7 @@ exchanged and all learners have agreed on the step, the average is added to the 
 Names are not handed over with the tensor: FSDP says which parameters are in it when it prepares the reduce-scatter.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMe
 
 from .config import Config
 from .node import Inside
-from .runtime import Model, Named, Runtime, trained_parameters
+from .runtime import Door, Model, Named, Runtime, trained_parameters
 from .transport import Transport
 
 WRONG_MESH = (
@@ -62,6 +63,8 @@ class _Unit:
             raise RuntimeError(
                 f"AdaComp: FSDP's tensor has {output.numel()} elements, expected {end}, in this version of PyTorch"
             )
+        if not given.keys() <= set(map(id, self.parameters)):
+            raise RuntimeError("AdaComp: a parameter is trained that was frozen when the hook was attached; attach after that")
         self.used = [id(each) in given for each in self.parameters]
         for each, here in zip(self.parameters, self.buffer.split(self.elements)):
             here.copy_(given[id(each)]) if id(each) in given else here.zero_()
@@ -97,7 +100,7 @@ class _Unit:
         self.used = self.future = None
 
 
-class FsdpDoor:
+class FsdpDoor(Door):
     """Hands the units of an FSDP2 model to a runtime."""
 
     def __init__(self, model: torch.nn.Module, learners: dist.ProcessGroup, config: Config, in_place: bool | None = None) -> None:
@@ -107,9 +110,11 @@ class FsdpDoor:
         groups = _param_groups(model)
         if not all(hasattr(group, "_prepare_reduce_scatter_inputs") for group in groups):
             raise RuntimeError("this version of PyTorch does not say which parameters FSDP reduces; tested with 2.15")
+        if any(group._all_reduce_hook is not None and not _is_closed(group._all_reduce_hook) for group in groups):
+            raise RuntimeError("the model has an all-reduce hook already, of AdaComp or your own, and FSDP takes one only")
         model_of_all, inside = sharded(model, learners, config)
         # Parameters that nobody has used get no gradient, so they must not send.
-        self.runtime = Runtime(model_of_all, learners, config, True, in_place, None, inside)
+        self.runtime = Runtime(model_of_all, learners, config, True, in_place, None, inside, door=FsdpDoor)
         numbers = {id(parameter): number for number, parameter in enumerate(model_of_all.trained)}
         units = [_Unit(group, numbers) for group in groups]
         # About the order of the backward pass. It must be the same on all learners, also if some do not use all units.
@@ -127,7 +132,7 @@ class FsdpDoor:
             return prepare(parameters, *rest)
 
         unit.group._prepare_reduce_scatter_inputs = note
-        unit.group._all_reduce_hook = lambda output: self._reduced(unit, output)
+        unit.group._all_reduce_hook = functools.partial(self._reduced, unit)
 
     def _reduced(self, unit: _Unit, output: torch.Tensor) -> None:
         """FSDP's hook: this machine's average of a unit."""
@@ -153,6 +158,10 @@ class FsdpDoor:
             reduce_group, None, output.dtype, output.device.type, unit.group.gradient_divide_factor,
             unit.group.force_sum_reduction_for_comms,
         )  # fmt: skip
+        if runtime.moments and after:
+            # Adam is given gradients, and its updates are not divided.
+            output.div_(after)
+            after = None
         unit.divide_by = after or 1.0
         unit.take(output)
         self._submit_ready()
@@ -188,6 +197,12 @@ class FsdpDoor:
                     everywhere = unit.used_elsewhere()
                     everywhere = runtime.inside.combine(everywhere, max) if runtime.inside else everywhere
                 unit.give(everywhere)
+
+
+def _is_closed(hook: Any) -> bool:
+    """Tells whether a hook is one of AdaComp that was closed."""
+    door = getattr(getattr(hook, "func", None), "__self__", None)
+    return isinstance(door, FsdpDoor) and door.runtime.is_closed
 
 
 def sharded(

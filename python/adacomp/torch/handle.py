@@ -47,13 +47,14 @@ class Handle:
 
         - ``mode``, ``compressing``, ``why``, ``strategy`` (where it is ``"auto"``, the one that was chosen), ``learners``, and
           ``steps`` by kind.
-        - ``bytes_sent``: bytes that this learner handed to the process group in compressed steps, padding and headers included.
+        - ``bytes_sent``: bytes that this process handed to the process group in compressed steps, padding and headers included.
         - ``compression_ratio``: bytes that a dense ring all-reduce of the same steps would have sent, over ``bytes_sent``.
         - ``frame_ratio``: the paper's measure: bytes of dense float32 gradients, sent to the same learners in the same way, over
           ``bytes_sent``.
         - ``last``: the same for the last compressed step, with ``seconds`` by what they went into and ``held_up``, those from the
-          last bucket to the end of the step.
-        - ``layers``: for each parameter name its elements, its treatment, and what it selected and sent in that step.
+          last bucket to the end of the step; with a ``delay`` of local steps nobody need have waited for it.
+        - ``layers``: for each parameter name its elements, its treatment, and what it selected and sent in that step. Where
+          several processes are one learner, it has this one's parts, as ``name[start:end]``.
         """
         return report.stats(self._bound())
 

@@ -10,11 +10,12 @@ With Accelerate alone no callback is needed: attach to what ``prepare`` returns,
 
 import logging
 import os
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from . import trainers
+from .config import Options
 from .hook import AdaCompState
 
 logger = logging.getLogger("adacomp")
@@ -28,7 +29,9 @@ class AdaCompCallback(TrainerCallback):
     here, too: ``AdaCompCallback(trainer, resume_from=path)``.
     """
 
-    def __init__(self, trainer: Trainer, *, resume_from: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, trainer: Trainer, *, resume_from: str | os.PathLike[str] | None = None, **options: Unpack[Options]
+    ) -> None:
         self._trainer, self._resume_from = trainer, resume_from
         self._keeper = trainers.Keeper(options)
 
@@ -41,7 +44,9 @@ class AdaCompCallback(TrainerCallback):
         self._keeper.attach(self._trainer.model_wrapped)
         if self.hook is not None and state.global_step > 0:
             folders = (self._resume_from, args.resume_from_checkpoint, _folder(args, state))
-            saved = next((found for folder in folders if folder and (found := trainers.load(folder))), None)
+            # Trainers may be told to resume from `True`: the last checkpoint.
+            named = [folder for folder in folders if isinstance(folder, str | os.PathLike)]
+            saved = next((found for folder in named if (found := trainers.load(folder))), None)
             if saved:
                 self.hook.load_state_dict(saved)
             else:

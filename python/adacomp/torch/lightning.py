@@ -3,12 +3,13 @@
 trainer = lightning.Trainer(strategy="ddp", callbacks=[AdaCompCallback(mode="on")])
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from . import trainers
+from .config import Options
 from .hook import AdaCompState
 
 
@@ -16,7 +17,7 @@ class AdaCompCallback(Callback):
     """Attaches when training begins, on any device, writes to the trainer's loggers, and puts one state for all learners into
     checkpoints, from which any number of learners can go on. The options are those of :func:`adacomp.torch.attach`."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Unpack[Options]) -> None:
         self._keeper = trainers.Keeper(options)
         self._to_load: dict[str, torch.Tensor] = {}
 

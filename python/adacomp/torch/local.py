@@ -16,10 +16,9 @@ can also run beside the next steps: then `local += shared - submitted` some step
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from .config import Codec, Config, Mode, Scale, Strategy, Treatment
+from .config import CommonOptions, Config
 from .ddp import ddp_inside, make_node
 from .fsdp import as_group, sharded
 from .handle import Handle
@@ -48,25 +47,6 @@ Local = Callable[[], torch.Tensor]
 
 # For tests: whether to take the path for buckets in the processor's memory, whatever the device is.
 _in_place: bool | None = None
-
-
-class Options(TypedDict, total=False):
-    """Those of :class:`Config` that local steps have, too. ``mode`` is ``"on"`` by default."""
-
-    mode: Mode
-    strategy: Strategy
-    conv: Treatment
-    matrix: Treatment
-    vector: Treatment
-    min_elements: int
-    names: Mapping[str, Treatment] | None
-    soft_threshold: float
-    scale: Scale
-    codec: Codec
-    clip: float | None
-    timeout: float | timedelta | None
-    threads: int
-    bin_warm_up: int
 
 
 @dataclass(frozen=True)
@@ -110,6 +90,11 @@ class _Part:
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """Returns the same, in the shape of the local tensor."""
         local = self.local()
+        if local.numel() != self.end - self.start:
+            raise RuntimeError(
+                f"a buffer has {local.numel()} elements now and had {self.end - self.start} when LocalSteps was made. Make it "
+                "when all have their size; buffers with persistent=False are left out"
+            )
         return flat.as_strided(local.shape, strides(local), flat.storage_offset() + self.first)
 
 
@@ -172,6 +157,7 @@ class LocalDoor(Door):
             self.runtime.check_agreement(option, getattr(self, option))
         self.runtime.check_agreement("fragments", fragments)
         self.runtime.kept_by_door = self
+        self._trained = {id(parameter) for parameter in self.runtime.model.trained}
         self.fragments = self._cut(weights, buffers, fragments)
         elements = self.fragments[-1].buffers.stop
         self.shared = torch.zeros(elements, device=self.runtime.device)
@@ -222,13 +208,24 @@ class LocalDoor(Door):
         """Before the first step: makes sure that all learners have the same weights."""
         if self._agreed:
             return
+        if not self._has_shared:
+            self._take_loaded_buffers()
         self._take_shared()
-        trained = {id(parameter) for parameter in self.runtime.model.trained}
-        others = [_local(parameter) for parameter in self._model.parameters() if id(parameter) not in trained]
+        others = [_local(parameter) for parameter in self._model.parameters() if id(parameter) not in self._trained]
         digest = _digest([self.shared, *others])
         # Places of a learner may have different shards.
         self.runtime.transport.rendezvous.agree("start from the same weights, of one seed or checkpoint", digest)
         self._agreed = True
+
+    def _take_loaded_buffers(self) -> None:
+        """Takes the buffers anew that may have been loaded since the start: those that all learners have alike. The others were
+        changed by the first forward pass."""
+        parts = [part for part in self._parts() if part.is_buffer]
+        digests = [_digest([part.local()]) for part in parts]
+        words = self.runtime.transport.rendezvous.meet("take the first step", " ".join(digests))
+        for part, *alike in zip(parts, *(word.split() for word in words)):
+            if len(set(alike)) == 1:
+                part.of(self.shared).copy_(part.local())
 
     def _take_shared(self) -> None:
         if not self._has_shared:
@@ -276,6 +273,8 @@ class LocalDoor(Door):
     def _submit(self, fragment: _Fragment, delay: int) -> None:
         """Begins the exchange of what the steps have changed."""
         runtime = self.runtime
+        if any(parameter.requires_grad and id(parameter) not in self._trained for parameter in self._model.parameters()):
+            raise RuntimeError("a parameter is trained that was frozen, or not there, when LocalSteps was made")
         values = self._values[fragment.weights.start : fragment.buffers.stop]
         for part in fragment.parts:
             local, change = part.local(), part.of(self._values)
@@ -293,7 +292,8 @@ class LocalDoor(Door):
         # Learners whose scaler skips steps may have taken others.
         runtime.local_steps, fragment.exchanged_at = max(1, self.steps - fragment.exchanged_at), self.steps
         runtime.begin(time.perf_counter(), fragment.index)
-        future = runtime.submit(values, fragment.numbers)
+        local_bytes = sum(part.local().nbytes for part in fragment.parts)
+        future = runtime.submit(values, fragment.numbers, local_bytes / max(1, values.numel()))
         runtime.finish()
         self._round = _Round(fragment, delay, future, overlapped=delay > 0)
         if delay == 0:
@@ -442,7 +442,7 @@ class LocalSteps(Handle):
         decay: float = 1.0,
         delay: int = 0,
         fragments: int = 1,
-        **options: Unpack[Options],
+        **options: Unpack[CommonOptions],
     ) -> None:
         for option, value, least in (("every", every, 1), ("delay", delay, 0), ("fragments", fragments, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -454,10 +454,12 @@ class LocalSteps(Handle):
             )
         if not 0 <= decay <= 1:
             raise ValueError(f"decay {decay}; expected a number from 0 to 1")
-        if unknown := sorted(options.keys() - Options.__annotations__.keys()):
+        if unknown := sorted(options.keys() - CommonOptions.__annotations__.keys()):
             raise TypeError(f"{unknown[0]} is not an option of LocalSteps")
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"LocalSteps takes a torch.nn.Module, not {type(model).__name__}")
+        # What Accelerate prepares has the optimiser inside, and takes no hooks.
+        optimizer = getattr(optimizer, "optimizer", optimizer)
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not trained.intersection(map(id, model.parameters())):
             raise ValueError("the optimizer has no parameter of the model; pass the one that trains it")
@@ -527,18 +529,20 @@ def _connect(
             if set(ranks) & set(dist.get_process_group_ranks(group)) != {dist.get_rank()}:
                 raise ValueError("DDP averages between learners itself: " + WHO.format(inside=DDP_INSIDE))
             inside = make_node(site, list(range(len(ranks))), exchanged, config, _in_place, differs=False)
-    runtime = Runtime(exchanged, group, config, False, _in_place, None, inside, LocalDoor)
+    runtime = Runtime(exchanged, group, config, False, _in_place, None, inside, door=LocalDoor)
     weights = exchanged.trained[: len(exchanged.trained) - len(buffers)]
     return runtime, [functools.partial(_local, each) for each in weights], [local for _, local in found]
 
 
 def _buffers(module: torch.nn.Module, device: torch.device, small: bool) -> list[tuple[str, Local]]:
-    """Returns the names and getters of float buffers: modules may replace them. Small ones have up to one dimension."""
+    """Returns the names and getters of float buffers that belong to the model's state: modules may replace them. Small ones have
+    up to one dimension."""
     found: list[tuple[str, Local]] = []
     seen = set()
     for prefix, owner in module.named_modules():
         for key, buffer in owner._buffers.items():
             fits = buffer is not None and buffer.dtype in FORMATS and buffer.device == device
+            fits = fits and key not in owner._non_persistent_buffers_set
             if buffer is not None and fits and id(buffer) not in seen and (buffer.dim() < 2 or not small):
                 seen.add(id(buffer))
                 found.append((clean_name(f"{prefix}.{key}" if prefix else key), functools.partial(owner.get_buffer, key)))

@@ -33,7 +33,7 @@ class Counts:
     def steps(self) -> int:
         return self.plain + self.flush + self.compressed
 
-    def add_compressed(self, runtime: Runtime, sent: int, dense: int, elements: int, averaged: bool) -> None:
+    def add_compressed(self, runtime: Runtime, sent: int, dense: float, elements: int, averaged: bool) -> None:
         """Counts a compressed step, in which `sent` bytes stood for buckets of `dense` bytes and so many elements."""
         self.compressed += 1
         ring = 2 * dense * (runtime.learners - 1) / runtime.learners * runtime.local_steps

@@ -46,6 +46,8 @@ class _Bucket:
     future: torch.futures.Future[Any]
     # On a GPU: when its gradients are there.
     ready: torch.cuda.Event | None
+    # Bytes of an element where it would be averaged dense.
+    element_size: float
     # What is exchanged of it here, and its layers: all of it, or this process's part.
     exchanged: tuple[torch.Tensor, list[int]] = field(init=False)
 
@@ -57,6 +59,8 @@ class Door:
     title, exchanged = "hook", "gradients"
     # Whether it averages dense steps by its own means where nothing waits in residuals.
     has_plain_steps = True
+    # With `local_adam`: whether it turns a process's gradients into updates itself, also in plain steps.
+    makes_updates = False
     # What to tell when a step is dropped, and what to do about it.
     dropped = "a gradient is not finite: all learners get NaN gradients, so skip this optimizer step. Residuals stay finite."
     advice = " If a GradScaler is in use, pass it: attach(model, scaler=scaler)"
@@ -104,7 +108,8 @@ class Runtime:
         in_place: bool | None = None,
         learners: Sequence[int] | None = None,
         inside: Inside | None = None,
-        door: type[Door] = Door,
+        *,
+        door: type[Door],
     ) -> None:
         """Connects these members of a process group, or all, which all must do. With `skip_unused`, parameters whose gradient is
         zero everywhere send nothing and keep their residual. `inside` are the other processes of the same learner."""
@@ -119,9 +124,16 @@ class Runtime:
         self.check_agreement("mode", config.mode)
         self.check_agreement("local_adam", config.local_adam)
         self.check_agreement("an optimizer", config.optimizer is not None)
+        self.check_agreement("bin_warm_up", config.bin_warm_up)
         self._skip_unused = skip_unused
         self._in_place = self.device.type == "cpu" if in_place is None else in_place
-        self.connect(config.strategy)
+        strategy = config.strategy
+        if strategy == "auto" and config.bin_warm_up:
+            # Chosen for the bins that most steps have.
+            self.layout = model.layout_at(config.bin_warm_up).parts(self.parts)
+            strategy = self.connect(strategy)
+            self.layout = model.layout.parts(self.parts)
+        self.connect(strategy)
         # With `local_adam`: those of this learner's gradient.
         groups = groups_of(config.optimizer, model.trained) if config.optimizer else None
         groups = [groups[number] for number, _, _ in self.parts] if groups else None
@@ -144,7 +156,8 @@ class Runtime:
         # How many steps of the optimiser the step stands for, each of which would have had a dense all-reduce.
         self.local_steps = 1
         self._buckets: list[_Bucket] = []
-        self._sent_before = self._dense_bytes = self._elements = 0
+        self._sent_before = self._elements = 0
+        self._dense_bytes = 0.0
         self._submitted = 0.0
         # Statistics of the last compressed step, where the exchange does not have them any more.
         self._last_layers: dict[str, dict[str, Any]] | None = None
@@ -152,8 +165,8 @@ class Runtime:
         # Where scalars go, and in every how many steps.
         self.writer: tuple[Callable[[dict[str, float], int], object], int] | None = None
 
-    def connect(self, strategy: Strategy) -> None:
-        """Begins an exchange with nothing in its residuals. All learners must do the same."""
+    def connect(self, strategy: Strategy) -> Strategy:
+        """Begins an exchange with nothing in its residuals; returns its strategy. All learners must do the same."""
         config, skip_unused = self.config, self._skip_unused
         self.transport.begin_aside()
         self.exchange = Exchange(self.layout, strategy, config.codec, self.transport, config.threads, skip_unused, config.clip)
@@ -165,6 +178,7 @@ class Runtime:
             self.path = Path(self.exchange)
         else:
             self.path = SelectionPath(self.exchange, self.layout, self.device, config.soft_threshold, skip_unused)
+        return self.strategy
 
     def _grow_bins(self) -> None:
         """In the warm-up: goes on with longer bins, and with all residuals, when it is time."""
@@ -197,6 +211,12 @@ class Runtime:
         """Whether this process speaks for all learners."""
         return self.transport.learner == 0 and (self.inside is None or self.inside.place == 0)
 
+    @property
+    def _makes_updates(self) -> bool:
+        """Whether gradients become updates when they are submitted: those of a learner of several processes are not those of
+        each."""
+        return self.moments is not None and (self.inside is not None or not self.door.makes_updates)
+
     def apply_moments(self, buffer: torch.Tensor, layers: list[int]) -> None:
         """With `local_adam`: turns the gradients of these layers into updates, in place."""
         if self.moments:
@@ -207,12 +227,13 @@ class Runtime:
         elements = self.layout.elements
         return list(zip(layers, buffer.split([elements[layer] for layer in layers])))
 
-    def submit(self, buffer: torch.Tensor, numbers: list[int]) -> torch.futures.Future[Any]:
+    def submit(self, buffer: torch.Tensor, numbers: list[int], element_size: float | None = None) -> torch.futures.Future[Any]:
         """Takes the gradients of these parameters, one after the other in a buffer. Of a learner of several processes, but for a
-        :class:`Node`, it has the parts that are here. Returns the future of the buffer, which has the average after `finish`."""
+        :class:`Node`, it has the parts that are here. Where the parameters are of another format, `element_size` are the bytes of
+        their elements. Returns the future of the buffer, which has the average after `finish`."""
         future = torch.futures.Future[Any](devices=[self.device] if self._stream else None)
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
-        bucket = _Bucket(buffer, numbers, future, ready)
+        bucket = _Bucket(buffer, numbers, future, ready, element_size or buffer.element_size())
         self._worker.submit(lambda: self._serve(bucket))
         return future.then(_averaged)
 
@@ -242,8 +263,14 @@ class Runtime:
 
     def load_state_dict(self, states: Sequence[Mapping[str, torch.Tensor]], strict: bool = True) -> None:
         self.check()
+        # Those who have loaded flush residuals where others have none to flush.
+        self.agree("load a state after the same step", f"step {self.counts.steps()}")
         self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states, strict)))
         self.keeps = True
+
+    @property
+    def is_closed(self) -> bool:
+        return self._worker.is_closed
 
     def close(self) -> None:
         self._error = self._error or RuntimeError("the hook was closed")
@@ -255,14 +282,14 @@ class Runtime:
 
     # A step.
 
-    def begin(self, now: float, part: int = 0) -> None:
-        """Begins a step. The worker has nothing to do at this time. Where steps have different layers, `part` is their number."""
+    def begin(self, now: float, fragment: int = 0) -> None:
+        """Begins a step. The worker has nothing to do at this time. Where steps have different layers, `fragment` is their
+        number."""
         if self._step is not None:
             raise RuntimeError("the last backward pass has not ended, so the next cannot begin")
         try:
             compress = self._auto_begin(self.auto, now) if self.auto else self.config.mode == "on"
-            # The updates of a learner of several processes are not those of each.
-            can_be_plain = self.door.has_plain_steps and not (self.moments and self.inside)
+            can_be_plain = self.door.has_plain_steps and not self._makes_updates
             self.is_plain = can_be_plain and not (compress or self.keeps)
             if self.is_plain:
                 self.counts.plain += 1
@@ -270,11 +297,11 @@ class Runtime:
                 return
             if compress and self.config.bin_warm_up:
                 self._grow_bins()
-            self._last_layers = None if compress else self.exchange.statistics()
-            self._sent_before, self._dense_bytes, self._elements = self.transport.sent, 0, 0
+            self._last_layers = None if compress else self._last_layers or self.exchange.statistics()
+            self._sent_before, self._dense_bytes, self._elements = self.transport.sent, 0.0, 0
             loss_scale = self.config.loss_scale()
             self.path.set_loss_scale(1.0 if loss_scale is None else loss_scale)
-            self.transport.begin_step(part)
+            self.transport.begin_step(fragment)
             self._step = Compressed(self.path, self.inside) if compress else Flush(self.path, self.transport, self.inside)
         except BaseException as error:
             self._fail(error)
@@ -305,8 +332,9 @@ class Runtime:
             layers = self.inside.begin(bucket.numbers)
             if isinstance(self.inside, Node):
                 buffer = self.inside.take(buffer, bucket.numbers)
+        if self._makes_updates:
             self.apply_moments(buffer, layers)
-        self._dense_bytes += buffer.nbytes
+        self._dense_bytes += buffer.numel() * bucket.element_size
         self._elements += buffer.numel()
         bucket.exchanged = buffer, layers
         step.submit(buffer, layers)
@@ -322,6 +350,13 @@ class Runtime:
 
     def _end(self, step: "Compressed | Flush") -> None:
         averaged = self._on_stream(step.finish)
+        if self.moments and self.moments.groups:
+            for bucket in self._buckets:
+                self._on_stream(functools.partial(self.moments.restore, self._split(*bucket.exchanged)))
+        if isinstance(self.inside, Node):
+            self.inside.meet()
+            for bucket in self._buckets:
+                self._on_stream(functools.partial(self.inside.gather, bucket.buffer, bucket.numbers))
         if isinstance(step, Compressed):
             sent = self.transport.sent - self._sent_before
             self.counts.add_compressed(self, sent, self._dense_bytes, self._elements, averaged)
@@ -334,15 +369,8 @@ class Runtime:
             self._note_dropped()
         # Before the step is handed back: whoever ends training after it may close the writer.
         self._log()
-        if self.moments and self.moments.groups:
-            for bucket in self._buckets:
-                self._on_stream(functools.partial(self.moments.restore, self._split(*bucket.exchanged)))
-        if isinstance(self.inside, Node):
-            self.inside.meet()
         while self._buckets:
             bucket = self._buckets[0]
-            if isinstance(self.inside, Node):
-                self._on_stream(functools.partial(self.inside.gather, bucket.buffer, bucket.numbers))
             self._on_stream(functools.partial(bucket.future.set_result, bucket.buffer))
             del self._buckets[0]
 

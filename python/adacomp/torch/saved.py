@@ -256,7 +256,7 @@ def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
     if runtime.config.strategy == "auto":
         # As many learners as before keep to what was chosen then, whatever this version would choose.
         for strategy in CHOICES:
-            if pieces[0].strategy == _chosen(strategy, runtime.learners) and strategy != runtime.strategy:
+            if (own or pieces)[0].strategy == _chosen(strategy, runtime.learners) and strategy != runtime.strategy:
                 runtime.connect(strategy)
                 runtime.exchange.load(native)
     runtime.path.to_device()

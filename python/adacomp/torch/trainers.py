@@ -4,12 +4,12 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from .config import Config, Options
 from .ddp import ddp_inside
 from .hook import AdaCompState, attach
 
@@ -19,7 +19,9 @@ logger = logging.getLogger("adacomp")
 class Keeper:
     """Keeps a hook attached to the model that is trained now."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: Options) -> None:
+        # Wrong ones are told at once.
+        Config(**options)
         self._options = options
         self._ddp: DistributedDataParallel | None = None
         self.hook: AdaCompState | None = None

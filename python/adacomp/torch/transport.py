@@ -261,18 +261,21 @@ class Worker:
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
         self._thread.start()
-        self._closed = False
+        self.is_closed = False
         _workers.add(self)
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, job: Callable[[], object]) -> None:
         """Does the job after all that came before. It must not raise, and each of its waits must have a timeout."""
-        if self._closed:
+        if self.is_closed:
             raise RuntimeError("the hook was closed")
         self._jobs.put(job)
 
     def call(self, function: Callable[[], T]) -> T:
         """Does the same, and returns its result."""
+        if threading.current_thread() is self._thread:
+            # A writer of scalars asks for more of them.
+            return function()
         future = Future[T]()
 
         def job() -> None:
@@ -286,7 +289,7 @@ class Worker:
 
     def close(self, seconds: float) -> bool:
         """Takes no more jobs, and ends the thread after those that it has. Returns whether it has ended in time."""
-        self._closed = True
+        self.is_closed = True
         self._jobs.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
