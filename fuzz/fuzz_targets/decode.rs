@@ -5,6 +5,7 @@
 #![no_main]
 
 use adacomp::{AverageError, Averager, Frame, FrameWriter, Header, Layout, Parameter, Policy};
+use adacomp_fuzz::fix_frame;
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;
 
@@ -34,11 +35,7 @@ fuzz_target!(|data: &[u8]| {
             return;
         }
         let mut bytes = bytes.to_vec();
-        bytes[8..16].copy_from_slice(&layout.fingerprint().to_le_bytes());
-        let end = bytes.len() - 4;
-        let checksum = crc32fast::hash(&bytes[..end]);
-        bytes[end..].copy_from_slice(&checksum.to_le_bytes());
-
+        fix_frame(&mut bytes, Some(layout));
         let decoded = frame.decode(&bytes, layout);
         let mut averager = Averager::new(layout.clone());
         let step = decoded.as_ref().map_or(0, |header| header.step);

@@ -7,7 +7,7 @@
 
 use adacomp::{Outcome, Sending};
 use adacomp_exchange::{ExchangeError, Options, Strategy};
-use adacomp_fuzz::{Learners, edit, fix_checksum, fix_frame};
+use adacomp_fuzz::{LAYOUT, Learners, edit, fix_checksum, fix_frame};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -39,8 +39,8 @@ fuzz_target!(|data: &[u8]| {
         message.extend(checksum);
         match (fix, strategy) {
             (false, _) => {}
-            (true, Strategy::Gather) => fix_frame(message),
-            (true, _) => fix_checksum(message, step, 0, flush, from, to),
+            (true, Strategy::Gather) => fix_frame(message, Some(&LAYOUT)),
+            (true, _) => fix_checksum(message, step, &[0, 1, 2, 3], flush, from, to),
         }
     });
     let verdicts = all.verdicts();

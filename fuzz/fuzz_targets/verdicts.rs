@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
     edit(verdict, script);
     verdict.extend(checksum);
     if fix {
-        fix_checksum(verdict, 0, u32::MAX, false, learner, None);
+        fix_checksum(verdict, 0, &[], false, learner, None);
     }
     let (outcome, _) = all.conclude(verdicts);
     match outcome {

@@ -38,7 +38,7 @@ use adacomp_exchange::{ExchangeError, Messages, Options};
 use std::sync::{Arc, LazyLock};
 
 /// A small model: two compressed layers, a dense one and an empty one.
-static LAYOUT: LazyLock<Arc<Layout>> = LazyLock::new(|| {
+pub static LAYOUT: LazyLock<Arc<Layout>> = LazyLock::new(|| {
     let parameters = [
         Parameter::new("conv", &[3, 1, 3, 3]),
         Parameter::new("bias", &[3]),
@@ -84,30 +84,32 @@ pub fn edit(bytes: &mut Vec<u8>, script: &[u8]) -> bool {
 pub fn fix_checksum(
     message: &mut [u8],
     step: u64,
-    group: u32,
+    layers: &[u32],
     flush: bool,
     sender: usize,
     receiver: Option<usize>,
 ) {
     let Some(end) = message.len().checked_sub(4) else { return };
+    let layers: Vec<u8> = layers.iter().flat_map(|layer| layer.to_le_bytes()).collect();
     let mut hash = crc32fast::Hasher::new();
     hash.update(&message[..end]);
     hash.update(&LAYOUT.fingerprint().to_le_bytes());
     hash.update(&step.to_le_bytes());
-    hash.update(&group.to_le_bytes());
+    hash.update(&crc32fast::hash(&layers).to_le_bytes());
     hash.update(&[u8::from(flush)]);
     hash.update(&(sender as u64).to_le_bytes());
     hash.update(&receiver.map_or(u64::MAX, |receiver| receiver as u64).to_le_bytes());
     message[end..].copy_from_slice(&hash.finalize().to_le_bytes());
 }
 
-/// Gives a frame the fingerprint and checksum that its bytes ask for.
-pub fn fix_frame(frame: &mut [u8]) {
-    if let Some(end) = frame.len().checked_sub(4).filter(|end| *end >= 16) {
-        frame[8..16].copy_from_slice(&LAYOUT.fingerprint().to_le_bytes());
-        let checksum = crc32fast::hash(&frame[..end]);
-        frame[end..].copy_from_slice(&checksum.to_le_bytes());
+/// Gives a frame the fingerprint of a layout, if one is given, and the checksum that its bytes ask for.
+pub fn fix_frame(frame: &mut [u8], layout: Option<&Layout>) {
+    let Some(end) = frame.len().checked_sub(4) else { return };
+    if let (Some(layout), Some(fingerprint)) = (layout, frame[..end].get_mut(8..16)) {
+        fingerprint.copy_from_slice(&layout.fingerprint().to_le_bytes());
     }
+    let checksum = crc32fast::hash(&frame[..end]);
+    frame[end..].copy_from_slice(&checksum.to_le_bytes());
 }
 
 /// Learners that are driven by hand.

@@ -7,7 +7,7 @@ use crate::data::images::{Images, add_binary, add_rows, labelled, parse_idx};
 use crate::data::speech::{BANDS, features, labels, number_states, samples, sounds};
 use crate::history::{History, LayerInfo, Seconds, Sums};
 use crate::optimizer::Optimizer;
-use crate::{Learners, edit, inspect};
+use crate::{Learners, edit, fix_frame, inspect};
 use adacomp::{Compressor, Parameter};
 use adacomp_exchange::{Exchange, Local, Shared, Strategy, StrategyChoice};
 use fastrand::Rng;
@@ -147,11 +147,8 @@ pub fn described(data: &[u8]) {
     let Some((&how, script)) = data.split_first() else { return };
     let mut bytes = FILES[usize::from(how & 1)].clone();
     let changed = edit(&mut bytes, script);
-    if how & 2 != 0
-        && let Some(end) = bytes.len().checked_sub(4)
-    {
-        let checksum = crc32fast::hash(&bytes[..end]);
-        bytes[end..].copy_from_slice(&checksum.to_le_bytes());
+    if how & 2 != 0 {
+        fix_frame(&mut bytes, None);
     }
     match inspect::file(&bytes) {
         Ok(text) => assert!(!text.chars().any(|character| character.is_control() && character != '\n')),

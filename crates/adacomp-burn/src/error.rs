@@ -1,7 +1,7 @@
 //! Errors.
 
 use adacomp::PolicyError;
-use adacomp_exchange::ExchangeError;
+use adacomp_exchange::{ExchangeError, TransportError};
 use burn::tensor::DType;
 
 /// Why learners could not train on.
@@ -19,6 +19,9 @@ pub enum Error {
     /// The exchange failed.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
+    /// Statistics could not be moved between learners.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
     /// Another model than the one that learners were connected with.
     #[error(
         "the model has {actual} parameters that require a gradient, but had {expected} when the learners were connected: freeze and unfreeze before connecting"

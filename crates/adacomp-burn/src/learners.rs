@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::parameters::{parameters, set_statistics, statistics, take_gradients, to_gradients};
 use adacomp::{Outcome, Policy};
-use adacomp_exchange::{Exchange, ExchangeError, Options, Transport};
+use adacomp_exchange::{Exchange, Options, Transport};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
@@ -112,8 +112,7 @@ pub fn average_statistics<T: Transport>(
     }
     let bytes =
         |tensors: &Vec<Vec<f32>>| tensors.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
-    let failed = |source| ExchangeError::Transport { step: 0, source };
-    let all = transport.all_gather(own.iter().map(bytes).collect()).map_err(failed)?;
+    let all = transport.all_gather(own.iter().map(bytes).collect())?;
     let mut sums = vec![0.0f64; expected / 4];
     for (learner, bytes) in all.iter().enumerate() {
         if bytes.len() != expected {

@@ -93,14 +93,12 @@ pub enum Cause {
         /// The message's.
         actual: u64,
     },
-    /// Another model or policy.
-    #[error("it is of another model or policy")]
-    Layout,
-    /// Another group of layers, or a step in which its sender sends all layers dense and the receiver does not, or the reverse.
-    #[error("it is of group {group}, sent {}; expected otherwise", if *flush { "whole" } else { "as selected" })]
+    /// Another model or policy, or another group of layers.
+    #[error("it is of another model or policy, or of another group of layers")]
+    Layers,
+    /// A step in which its sender sends all layers dense and the receiver does not, or the reverse.
+    #[error("its layers are sent {}; expected otherwise", if *flush { "whole" } else { "as selected" })]
     Mode {
-        /// Its group.
-        group: u32,
         /// Whether its sender sends all layers dense.
         flush: bool,
     },
@@ -118,9 +116,6 @@ pub enum Cause {
     /// Contents that are not what the layers need.
     #[error("{0}")]
     Contents(#[from] DecodeError),
-    /// A frame that is not what was expected.
-    #[error("{0}")]
-    Frame(#[from] AverageError),
     /// The sender could not send it because of an earlier failure.
     #[error("it was not sent, because its sender had failed")]
     Failed,
@@ -166,16 +161,41 @@ pub enum ExchangeError {
         /// Why.
         source: Cause,
     },
-    /// Gradients that are not one for each layer of each learner that is hosted here. Nothing was compressed.
-    #[error("gradients {what}: {actual}, expected {expected}")]
-    Gradients {
-        /// Of what.
+    /// Gradients or weights that are not as many as the layout has, for each learner that is hosted here. Nothing was changed.
+    #[error("{what}: {actual}, expected {expected}")]
+    Count {
+        /// What is counted.
         what: String,
         /// How many there should be.
         expected: usize,
         /// How many there are.
         actual: usize,
     },
+    /// A learner of another process.
+    #[error("learner {learner} is not hosted here")]
+    Learner {
+        /// The learner.
+        learner: usize,
+    },
+    /// A gradient of a layer that no group of the step has, after groups were begun in some step. Nothing was compressed.
+    #[error(
+        "parameter `{parameter}` is in no group of this step; begin one with it before its gradient is submitted"
+    )]
+    NoGroup {
+        /// The parameter.
+        parameter: String,
+    },
+    /// A group without layers.
+    #[error("a group has no layers; begin groups of one or more")]
+    EmptyGroup,
+    /// A selection where all layers are sent dense. Nothing was taken.
+    #[error("this step sends all layers whole, so it takes no selections; submit the gradient itself")]
+    Selection,
+    /// A clamped scale where several processes are one learner, each with parts of parameters.
+    #[error(
+        "a clamped scale takes the bins of a whole parameter, and each process of a learner has those of a part; use the mean"
+    )]
+    ClampedParts,
     /// A treatment that the strategy cannot exchange.
     #[error("parameter `{parameter}`: {strategy} cannot exchange top-k selections; use gather")]
     Treatment {

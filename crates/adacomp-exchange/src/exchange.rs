@@ -6,10 +6,10 @@ use crate::protocol::{Group, Learner, Traffic};
 use crate::state::owner_layout;
 use crate::strategy::{Rounds, Strategy};
 use crate::transport::{Messages, Transport};
-use adacomp::internal::{Output, check_ascending};
+use adacomp::internal::{Output, check_ascending, check_output, is_clip};
 use adacomp::{
-    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Packet, Selected,
-    Sending, Treatment,
+    AverageError, Codec, CompressError, Compressor, Gradient, Layer, Layout, Outcome, Packet, Scale,
+    Selected, Sending, Treatment,
 };
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -59,7 +59,7 @@ pub struct GroupAverage<'a> {
 impl GroupAverage<'_> {
     /// Returns the number of the group in its step.
     pub fn group(&self) -> usize {
-        self.context.group as usize
+        self.context.group
     }
 
     /// Writes it into a slice for each layer of the group, by ascending layer.
@@ -133,6 +133,9 @@ impl<T: Transport> Exchange<T> {
     ) -> Result<Self, ExchangeError> {
         let (learners, hosted) = (transport.learners(), transport.hosted());
         let mut exchange = Self::unconnected(transport, layout, options, learners, hosted)?;
+        if exchange.layout.scale() == Scale::Clamped && exchange.transport.inside().is_some() {
+            return Err(ExchangeError::ClampedParts);
+        }
         let description = describe(&exchange.layout, exchange.options, learners);
         let texts = exchange.transport.all_gather(vec![description; exchange.hosted.len()]);
         check_agreement(&texts.map_err(|source| ExchangeError::Transport { step: 0, source })?)?;
@@ -144,7 +147,7 @@ impl<T: Transport> Exchange<T> {
         &mut self.transport
     }
 
-    /// Begins a group of these layers, in ascending order, as the next group of this step, and returns its number. Its first
+    /// Begins a group of these layers, one or more in ascending order, as the next group of this step, and returns its number. Its first
     /// round starts as soon as all its gradients have been submitted.
     ///
     /// Without this, all layers are one group. After the first call every step has the groups that are begun in it, in the same
@@ -154,6 +157,9 @@ impl<T: Transport> Exchange<T> {
     /// If a gradient was submitted before the first group.
     pub fn begin_group(&mut self, layers: &[usize]) -> Result<usize, ExchangeError> {
         self.check_alive()?;
+        if layers.is_empty() {
+            return Err(ExchangeError::EmptyGroup);
+        }
         if !self.as_given {
             assert!(!self.is_open(), "a gradient has been given already");
             self.as_given = true;
@@ -178,7 +184,8 @@ impl<T: Transport> Exchange<T> {
         self.submit_by(learner, layer, |compressor| compressor.compress_layer(layer, gradient, sending))
     }
 
-    /// Submits what was selected from one layer's gradient on another device: see [`Compressor::take_selection`].
+    /// Submits what was selected from one layer's gradient on another device: see [`Compressor::take_selection`]. A step that
+    /// sends all layers dense takes none.
     pub fn submit_selection(
         &mut self,
         learner: usize,
@@ -186,6 +193,9 @@ impl<T: Transport> Exchange<T> {
         maxima: &[f32],
         selected: &[Selected],
     ) -> Result<(), ExchangeError> {
+        if self.sending() == Sending::Flush {
+            return Err(ExchangeError::Selection);
+        }
         self.submit_by(learner, layer, |compressor| compressor.take_selection(layer, maxima, selected))
     }
 
@@ -207,13 +217,13 @@ impl<T: Transport> Exchange<T> {
     }
 
     /// Runs a step: takes the gradients of all layers of each learner that is hosted here, and writes the averaged gradient into
-    /// a slice for each layer.
+    /// a slice for each layer. In a step with groups of its own, these must have all layers.
     pub fn exchange(
         &mut self,
         gradients: &[Vec<Gradient<'_>>],
         output: &mut [&mut [f32]],
     ) -> Result<Outcome, ExchangeError> {
-        self.check_gradients(gradients)?;
+        self.check_all("gradients", gradients, Gradient::len)?;
         self.check_output(output)?;
         for (learner, gradients) in self.transport.hosted().zip(gradients) {
             for (layer, gradient) in gradients.iter().enumerate().rev() {
@@ -223,37 +233,48 @@ impl<T: Transport> Exchange<T> {
         self.finish(output)
     }
 
-    /// Checks before anything is compressed, because a step that is half submitted cannot be dropped without the other learners.
-    fn check_gradients(&self, gradients: &[Vec<Gradient<'_>>]) -> Result<(), ExchangeError> {
-        let wrong = |what: String, expected, actual| Err(ExchangeError::Gradients { what, expected, actual });
-        let (hosted, layout) = (self.transport.hosted(), &self.layout);
-        if gradients.len() != hosted.len() {
-            return wrong("of learners that are hosted here".to_owned(), hosted.len(), gradients.len());
+    /// Checks that all layers can be submitted, with something of the right length for each learner that is hosted here: before
+    /// anything is compressed, because a step that is half submitted cannot be dropped without the other learners.
+    pub(crate) fn check_all<V>(
+        &self,
+        what: &str,
+        given: &[Vec<V>],
+        length: impl Fn(&V) -> usize,
+    ) -> Result<(), ExchangeError> {
+        self.check_alive()?;
+        (0..self.layout.len()).try_for_each(|layer| self.group(layer).map(drop))?;
+        let (hosted, actual) = (self.transport.hosted(), given.len());
+        if actual != hosted.len() {
+            let what = format!("learners that are hosted here and give {what}");
+            return Err(ExchangeError::Count { what, expected: hosted.len(), actual });
         }
-        for (learner, gradients) in hosted.zip(gradients) {
-            if gradients.len() != layout.len() {
-                return wrong(format!("of layers of learner {learner}"), layout.len(), gradients.len());
-            }
-            for (layer, gradient) in layout.layers().iter().zip(gradients) {
-                if gradient.len() != layer.elements() {
-                    let what = format!("of `{}` of learner {learner}", layer.name());
-                    return wrong(what, layer.elements(), gradient.len());
-                }
+        hosted.zip(given).try_for_each(|(learner, given)| {
+            self.check_layers(&format!("{what} of learner {learner}"), given.iter().map(&length))
+        })
+    }
+
+    /// Checks that there is something of the right length for each layer.
+    pub(crate) fn check_layers(
+        &self,
+        what: &str,
+        lengths: impl ExactSizeIterator<Item = usize>,
+    ) -> Result<(), ExchangeError> {
+        let (expected, actual) = (self.layout.len(), lengths.len());
+        if expected != actual {
+            return Err(ExchangeError::Count { what: format!("layers in the {what}"), expected, actual });
+        }
+        for (layer, actual) in self.layout.layers().iter().zip(lengths) {
+            if layer.elements() != actual {
+                let what = format!("elements of `{}` in the {what}", layer.name());
+                return Err(ExchangeError::Count { what, expected: layer.elements(), actual });
             }
         }
         Ok(())
     }
 
     fn check_output(&self, output: &[&mut [f32]]) -> Result<(), AverageError> {
-        for position in 0..self.layout.len().max(output.len()) {
-            let expected = self.layout.layers().get(position).map(Layer::elements);
-            let actual = output.get(position).map(|slice| slice.len());
-            if expected != actual {
-                let (expected, actual) = (expected.unwrap_or(0), actual.unwrap_or(0));
-                return Err(AverageError::Output { position, expected, actual });
-            }
-        }
-        Ok(())
+        let expected = self.layout.layers().iter().map(Layer::elements);
+        check_output(expected, output.iter().map(|slice| slice.len()))
     }
 
     /// Ends the step: waits for all learners, and writes the averaged gradient into `output`, a slice for each layer.
@@ -341,13 +362,13 @@ impl<T: Transport> Exchange<T> {
         let Messages::AllGather(verdicts) = self.wait()? else {
             return Err(self.break_off(TransportError::OutOfStep));
         };
-        let start = Instant::now();
+        let (start, step) = (Instant::now(), self.step);
         let outcome = self.conclude(&verdicts, output);
         self.spent.decode += start.elapsed().as_secs_f64();
         self.seconds = std::mem::take(&mut self.spent);
         if let Err(error @ (ExchangeError::Verdict { .. } | ExchangeError::Transport { .. })) = &outcome {
             let source = TransportError::Transport { transport: "exchange", reason: error.to_string() };
-            self.broken = Some((self.step, source));
+            self.broken = Some((step, source));
         }
         outcome
     }
@@ -426,7 +447,7 @@ impl<T> Exchange<T> {
         assert!(!hosted.is_empty() && hosted.end <= learners, "learners {hosted:?} of {learners}");
         let (layout, options) = (layout.into(), options.into());
         options.strategy.check(&layout)?;
-        if let Some(clip) = options.clip.filter(|clip| !(clip.is_finite() && *clip >= 1.0)) {
+        if let Some(clip) = options.clip.filter(|clip| !is_clip(*clip)) {
             return Err(ExchangeError::Clip { clip });
         }
         let owner = |number| Compressor::new(owner_layout(&layout, options, number, learners));
@@ -497,7 +518,7 @@ impl<T> Exchange<T> {
         self.learner(learner).map(|learner| &mut learner.compressor)
     }
 
-    /// Returns what a learner that is hosted here keeps as an owner with `sharded`. Its layers are the learner's shares.
+    /// Returns what a learner that is hosted here keeps as an owner with `sharded`. Its layers are the learner's shards.
     pub fn owner(&mut self, learner: usize) -> Option<&mut Compressor> {
         self.learner(learner)?.owner.as_mut()
     }
@@ -541,7 +562,7 @@ impl Exchange<()> {
         learner: usize,
         layer: usize,
         gradient: Gradient<'_>,
-    ) -> Result<(), CompressError> {
+    ) -> Result<(), ExchangeError> {
         let sending = self.sending();
         self.take(learner, layer, |compressor| compressor.compress_layer(layer, gradient, sending))
     }

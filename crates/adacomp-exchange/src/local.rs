@@ -62,9 +62,9 @@ impl<T: Transport> Exchange<T> {
         let text = format!(
             "local steps: {every}\nouter rate: {rate}\nouter momentum: {momentum}\nresidual decay: {residual_decay}\n"
         );
-        let transport = self.transport();
+        let (step, transport) = (self.step, self.transport());
         let texts = transport.all_gather(vec![text.into_bytes(); transport.hosted().len()]);
-        check_agreement(&texts.map_err(|source| ExchangeError::Transport { step: 0, source })?)
+        check_agreement(&texts.map_err(|source| ExchangeError::Transport { step, source })?)
     }
 }
 
@@ -94,6 +94,11 @@ impl Shared {
         exchange: &mut Exchange<T>,
         local: &mut [Vec<Vec<f32>>],
     ) -> Result<Outcome, ExchangeError> {
+        exchange.check_all("weights", local, Vec::len)?;
+        exchange.check_layers("shared weights", self.weights.iter().map(Vec::len))?;
+        if !self.velocity.is_empty() {
+            exchange.check_layers("velocity", self.velocity.iter().map(Vec::len))?;
+        }
         exchange.decay(steps.residual_decay)?;
         let mut moved = Vec::new();
         for (learner, local) in exchange.transport().hosted().zip(&*local) {

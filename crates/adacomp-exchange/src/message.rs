@@ -1,9 +1,9 @@
 //! The messages of a step: their envelope, and values in their contents.
 //!
 //! The envelope is as small as it can be, because there are many: one byte with the version (upper three bits), flags (two
-//! bits) and the round (lower three), the lowest byte of the step, a byte of the layout's fingerprint, the contents, and a
+//! bits) and the round (lower three), the lowest byte of the step, a byte of the layout and the group, the contents, and a
 //! CRC-32. The checksum is over the bytes and over everything that both sides know: all of the fingerprint and step, sender,
-//! receiver, group and mode. So a message that is not exactly the expected one is never taken for it, and the short fields are
+//! receiver, the group's layers and mode. So a message that is not exactly the expected one is never taken for it, and the short fields are
 //! there to say why.
 
 use crate::error::{Cause, ExchangeError};
@@ -14,7 +14,7 @@ use adacomp::{DecodeError, Layout};
 use std::sync::Arc;
 
 /// The version of the protocol: messages, rounds and agreement.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const HEADER: usize = 3;
 const CHECKSUM: usize = 4;
@@ -32,9 +32,11 @@ pub(crate) struct Context<'a> {
     /// Whether all layers are sent dense in this step.
     pub(crate) flush: bool,
     /// The number of the group in its step.
-    pub(crate) group: u32,
+    pub(crate) group: usize,
     /// The layers of the group, ascending.
     pub(crate) layers: &'a [usize],
+    /// Their [`layers_checksum`].
+    pub(crate) layers_checksum: u32,
     /// The number of the round in its group.
     pub(crate) round: usize,
 }
@@ -52,7 +54,9 @@ pub(crate) enum Flag {
 impl<'a> Context<'a> {
     /// Returns the context of the verdicts that end a step.
     pub(crate) fn verdict(layout: &'a Arc<Layout>, options: Options, learners: usize, step: u64) -> Self {
-        Self { layout, options, learners, step, flush: false, group: u32::MAX, layers: &[], round: VERDICT }
+        let (layers, layers_checksum) = (&[][..], layers_checksum(&[]));
+        let (flush, group, round) = (false, 0, VERDICT);
+        Self { layout, options, learners, step, flush, group, layers, layers_checksum, round }
     }
 
     /// Returns the collective operation of the round.
@@ -83,7 +87,7 @@ impl<'a> Context<'a> {
             return message;
         }
         let first = VERSION << 5 | (flag as u8) << 3 | self.round as u8;
-        message.extend([first, self.step as u8, self.layout_byte()]);
+        message.extend([first, self.step as u8, self.layers_byte()]);
         write(&mut message);
         let checksum = self.checksum(hash(&message), sender, receiver);
         message.extend_from_slice(&checksum.to_le_bytes());
@@ -145,15 +149,17 @@ impl<'a> Context<'a> {
     fn checksum(&self, mut hash: crc32fast::Hasher, sender: usize, receiver: Option<usize>) -> u32 {
         hash.update(&self.layout.fingerprint().to_le_bytes());
         hash.update(&self.step.to_le_bytes());
-        hash.update(&self.group.to_le_bytes());
+        hash.update(&self.layers_checksum.to_le_bytes());
         hash.update(&[u8::from(self.flush)]);
         hash.update(&(sender as u64).to_le_bytes());
         hash.update(&receiver.map_or(u64::MAX, |receiver| receiver as u64).to_le_bytes());
         hash.finalize()
     }
 
-    fn layout_byte(&self) -> u8 {
-        self.layout.fingerprint().to_le_bytes().into_iter().fold(0, |folded, byte| folded ^ byte)
+    /// Returns a byte that most often differs if the layout, or the layers of the group, do.
+    fn layers_byte(&self) -> u8 {
+        let known = self.layout.fingerprint() ^ u64::from(self.layers_checksum);
+        known.to_le_bytes().into_iter().fold(0, |folded, byte| folded ^ byte)
     }
 
     /// Returns which message this is, if not the expected one.
@@ -183,23 +189,27 @@ impl<'a> Context<'a> {
         if let Some(actual) = near.into_iter().find(|&step| alike(Self { step, ..*self })) {
             return Cause::Step { expected: self.step, actual };
         }
-        let groups = (0..8).flat_map(|by| [self.group.checked_sub(by), self.group.checked_add(by)]).flatten();
-        for (group, flush) in groups.flat_map(|group| [(group, false), (group, true)]) {
-            if alike(Self { group, flush, ..*self }) {
-                return Cause::Mode { group, flush };
-            }
-        }
-        if version != VERSION {
+        let flush = !self.flush;
+        if alike(Self { flush, ..*self }) {
+            Cause::Mode { flush }
+        } else if version != VERSION {
             other_version
-        } else if bytes[2] != self.layout_byte()
+        } else if bytes[2] != self.layers_byte()
             && usize::from(round) == self.round
             && bytes[1] == self.step as u8
         {
-            Cause::Layout
+            Cause::Layers
         } else {
             Cause::Checksum
         }
     }
+}
+
+/// Returns what stands for the layers of a group in the checksum of a message.
+pub(crate) fn layers_checksum(layers: &[usize]) -> u32 {
+    let mut hash = crc32fast::Hasher::new();
+    layers.iter().for_each(|layer| hash.update(&(*layer as u32).to_le_bytes()));
+    hash.finalize()
 }
 
 fn hash(bytes: &[u8]) -> crc32fast::Hasher {
@@ -320,12 +330,12 @@ mod tests {
         let layout = Policy::adacomp().layout([Parameter::new("fc", &[40, 50])]).unwrap();
         let ours = describe(&layout, Strategy::Reduce.into(), 3);
         let text = String::from_utf8(ours.clone()).unwrap();
-        let theirs = text.replace("protocol version: 1", "protocol version: 2").into_bytes();
+        let theirs = text.replace("protocol version: 2", "protocol version: 3").into_bytes();
         let shorter = text.lines().next().unwrap().as_bytes().to_vec();
         let [ours, theirs, shorter] = [ours, theirs, shorter].map(Arc::new);
         assert!(check_agreement(&[ours.clone(), ours.clone()]).is_ok());
         let told = check_agreement(&[ours.clone(), ours.clone(), theirs]).unwrap_err().to_string();
-        assert_eq!(told, "learner 2 does not fit learner 0: protocol version is 2, but 1 on learner 0");
+        assert_eq!(told, "learner 2 does not fit learner 0: protocol version is 3, but 2 on learner 0");
         let told = check_agreement(&[ours, shorter]).unwrap_err().to_string();
         assert!(told.starts_with("learner 1 does not fit learner 0: frame version"), "{told}");
     }

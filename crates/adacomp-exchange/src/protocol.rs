@@ -9,7 +9,7 @@
 
 use crate::error::{Cause, ExchangeError, TransportError};
 use crate::exchange::{Exchange, GroupAverage};
-use crate::message::{Context, Flag};
+use crate::message::{Context, Flag, layers_checksum};
 use crate::strategy::{Collective, Fault, Rounds};
 use crate::transport::Messages;
 use adacomp::{CompressError, Compressor, Outcome, Sending};
@@ -94,6 +94,7 @@ impl Learner {
 /// Layers that are exchanged together.
 pub(crate) struct Group {
     pub(crate) layers: Vec<usize>,
+    layers_checksum: u32,
     rounds: Box<dyn Rounds>,
     /// Gradients that are still to be submitted, of all learners that are hosted here.
     pub(crate) missing: usize,
@@ -113,7 +114,8 @@ impl<T> Exchange<T> {
         if self.groups.get(number).is_none_or(|group| group.layers != layers) {
             self.groups.truncate(number);
             let rounds = self.options.strategy.group();
-            self.groups.push(Group { layers: layers.to_vec(), rounds, missing: 0 });
+            let layers_checksum = layers_checksum(layers);
+            self.groups.push(Group { layers: layers.to_vec(), layers_checksum, rounds, missing: 0 });
         }
         self.groups[number].missing = layers.len() * self.hosted.len();
         layers.iter().for_each(|&layer| self.group_of[layer] = Some(number));
@@ -147,23 +149,27 @@ impl<T> Exchange<T> {
         self.hosted.iter().any(|learner| learner.compressor.is_open())
     }
 
+    /// Returns the group that a layer has in this step.
+    pub(crate) fn group(&self, layer: usize) -> Result<usize, ExchangeError> {
+        let count = self.layout.len();
+        let group = *self.group_of.get(layer).ok_or(CompressError::Layer { layer, count })?;
+        group.ok_or_else(|| ExchangeError::NoGroup { parameter: self.layout[layer].name().to_owned() })
+    }
+
     /// Takes one layer of a learner that is hosted here, as `compress` compresses it.
     pub(crate) fn take(
         &mut self,
         learner: usize,
         layer: usize,
         compress: impl FnOnce(&mut Compressor) -> Result<(), CompressError>,
-    ) -> Result<(), CompressError> {
-        let layers = self.layout.len();
-        let unknown = || CompressError::Unknown { parameter: format!("of learner {learner}") };
-        let learner = self.learner(learner).ok_or_else(unknown)?;
+    ) -> Result<(), ExchangeError> {
+        let (group, layers) = (self.group(layer)?, self.layout.len());
+        let learner = self.learner(learner).ok_or(ExchangeError::Learner { learner })?;
         if !learner.compressor.is_open() {
             learner.traffic = Traffic { layers: vec![LayerTraffic::default(); layers], ..Traffic::default() };
         }
         compress(&mut learner.compressor)?;
-        if let Some(group) = self.group_of[layer] {
-            self.groups[group].missing -= 1;
-        }
+        self.groups[group].missing -= 1;
         Ok(())
     }
 
@@ -171,23 +177,24 @@ impl<T> Exchange<T> {
     pub(crate) fn not_submitted(&self) -> Vec<String> {
         let submitted =
             |layer: usize| self.hosted.iter().all(|learner| learner.compressor.packet(layer).is_some());
-        let missing = (0..self.layout.len()).filter(|&layer| !submitted(layer));
-        missing.map(|layer| self.layout[layer].name().to_owned()).collect()
+        let missing = self.groups().flatten().filter(|layer| !submitted(**layer));
+        missing.map(|&layer| self.layout[layer].name().to_owned()).collect()
     }
 
     /// Returns what a round of a group works with.
     fn parts(&mut self, group: usize, round: usize) -> (Context<'_>, &mut dyn Rounds, &mut [Learner]) {
         let flush = self.sending() == Sending::Flush;
         let Self { layout, options, learners, hosted, groups, step, .. } = self;
-        let Group { layers, rounds, .. } = &mut groups[group];
+        let Group { layers, layers_checksum, rounds, .. } = &mut groups[group];
         let context = Context {
             layout,
             options: *options,
             learners: *learners,
             step: *step,
             flush,
-            group: group as u32,
+            group,
             layers,
+            layers_checksum: *layers_checksum,
             round,
         };
         (context, rounds.as_mut(), hosted)

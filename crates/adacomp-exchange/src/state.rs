@@ -4,7 +4,7 @@ use crate::error::ExchangeError;
 use crate::exchange::{Exchange, Options};
 use crate::protocol::Learner;
 use crate::strategy::shard;
-use adacomp::internal::largest;
+use adacomp::internal::{STATE_KEY, largest};
 use adacomp::{
     CompressError, Compressor, Gradient, Layer, Layout, Packet, Parameter, SavedBy, Sending, StateError,
     Treatment,
@@ -59,7 +59,8 @@ impl<T> Exchange<T> {
         if !owners.is_empty() && owners.len() != states.len() {
             return Err(StateError::Owners { with: owners.len(), of: states.len() }.into());
         }
-        let saved = one_run(residuals.iter().chain(&owners))?;
+        let saved = one_run(&residuals, None)?;
+        one_run(&owners, Some(saved)).map_err(of_owners)?;
         let learners = self.learners;
         let owners_stay = saved.learners == learners && self.options.strategy.has_owner_residuals();
         let kept_by_owners =
@@ -79,7 +80,7 @@ impl<T> Exchange<T> {
             }
             let mut owner = learner.owner.as_ref().map(Compressor::emptied);
             if let Some(owner) = owner.as_mut().filter(|_| owners_stay && !owners.is_empty()) {
-                owner.load(&owners, learner.number, learners)?;
+                owner.load(&owners, learner.number, learners).map_err(of_owners)?;
             }
             loaded.push((compressor, owner));
         }
@@ -102,7 +103,7 @@ impl<T> Exchange<T> {
         let mut all = Vec::new();
         for (owner, state) in owners.iter().enumerate() {
             let mut kept = Compressor::new(owner_layout(&self.layout, self.options, owner, learners));
-            kept.load(&[state], owner, learners)?;
+            kept.load(&[state], owner, learners).map_err(of_owners)?;
             for layer in 0..self.layout.len() {
                 let start = shard(&self.layout, layer, owner, learners).start;
                 all.extend(kept.residual(layer).map(|values| (layer, start, values.to_vec())));
@@ -124,11 +125,16 @@ impl<T> Exchange<T> {
         gradient: Gradient<'_>,
         output: &mut [f32],
     ) -> Result<bool, ExchangeError> {
-        let (layout, learners) = (self.layout.clone(), self.learners);
-        let unknown = |parameter: String| CompressError::Unknown { parameter };
-        let compressor = self.compressor(learner).ok_or_else(|| unknown(format!("of learner {learner}")))?;
-        if !layout.layers().get(layer).is_some_and(|layer| layer.treatment.selects()) {
-            return Err(unknown(format!("number {layer} with a residual")).into());
+        let (layout, learners, count) = (self.layout.clone(), self.learners, self.layout.len());
+        let compressor = self.compressor(learner).ok_or(ExchangeError::Learner { learner })?;
+        let Layer { parameter, treatment } =
+            layout.layers().get(layer).ok_or(CompressError::Layer { layer, count })?;
+        let (parameter, expected, actual) = (parameter.name.clone(), parameter.elements(), output.len());
+        if !treatment.selects() {
+            return Err(CompressError::Treatment { parameter, expected: "compressed" }.into());
+        }
+        if expected != actual {
+            return Err(CompressError::Length { parameter, what: "an output", expected, actual }.into());
         }
         compressor.compress_layer(layer, gradient, Sending::Flush)?;
         if compressor.layer_statistics(layer).bad_bins > 0 {
@@ -179,16 +185,19 @@ impl<T> Exchange<T> {
     }
 }
 
-/// Checks that states are of one run and step, and returns which.
-fn one_run<'a>(states: impl Iterator<Item = &'a &'a [u8]>) -> Result<SavedBy, StateError> {
-    let mut first: Option<SavedBy> = None;
-    for (position, state) in states.enumerate() {
+fn of_owners(source: StateError) -> StateError {
+    StateError::Owner { source: Box::new(source) }
+}
+
+/// Checks that states are of one run and step, that of `first` if given, and returns which.
+fn one_run(states: &[&[u8]], mut first: Option<SavedBy>) -> Result<SavedBy, StateError> {
+    for (position, state) in states.iter().enumerate() {
         let saved = SavedBy::read(state, position)?;
         let expected = *first.get_or_insert(saved);
         if (saved.learners, saved.step) != (expected.learners, expected.step) {
             return Err(StateError::Metadata {
                 position,
-                key: "adacomp",
+                key: STATE_KEY,
                 expected: format!("{} learners, step {}", expected.learners, expected.step),
                 actual: Some(format!("{} learners, step {}", saved.learners, saved.step)),
             });

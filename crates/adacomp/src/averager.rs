@@ -1,6 +1,6 @@
 //! Averages the frames of all learners.
 
-use crate::clip::bound;
+use crate::clip::{bound, is_clip};
 #[cfg(doc)]
 use crate::compressor::Compressor;
 use crate::error::AverageError;
@@ -33,7 +33,7 @@ pub struct Averager {
 pub enum Outcome {
     /// The output is the averaged gradient: commit the step.
     Averaged,
-    /// This learner's gradient is not finite, or the sum of all learners' gradients is not, or the average does not fit the format
+    /// Some learner's gradient is not finite, or the sum of all learners' gradients is not, or the average does not fit the format
     /// that it is wanted in, and the output is unchanged: roll the step back.
     NonFinite {
         /// The first such learner; where it is the sum or the average, the first that found it.
@@ -51,7 +51,11 @@ impl Averager {
     /// Bounds what one learner can do: in each layer no value counts for more than `clip` times the median, over learners, of
     /// the largest magnitude that each sends. Every learner must then call [`Compressor::clamp_sent`] with
     /// [`Averager::bounds`], so that what does not count stays in its residual.
+    ///
+    /// # Panics
+    /// If the clip is not a number from 1 on.
     pub fn with_clip(mut self, clip: Option<f32>) -> Self {
+        assert!(clip.is_none_or(is_clip), "a clip of {clip:?}");
         self.clip = clip;
         self
     }
@@ -192,17 +196,9 @@ impl Averager {
         Ok(())
     }
 
-    fn check_output(&self, mut actual: impl ExactSizeIterator<Item = usize>) -> Result<(), AverageError> {
+    fn check_output(&self, actual: impl ExactSizeIterator<Item = usize>) -> Result<(), AverageError> {
         let first = self.frames.first().filter(|_| self.ready).ok_or(AverageError::Empty)?;
-        let mut expected = first.sections().map(|section| self.layout[section.layer].elements());
-        for position in 0..actual.len().max(expected.len()) {
-            let (expected, actual) = (expected.next(), actual.next());
-            if expected != actual {
-                let (expected, actual) = (expected.unwrap_or(0), actual.unwrap_or(0));
-                return Err(AverageError::Output { position, expected, actual });
-            }
-        }
-        Ok(())
+        check_output(first.sections().map(|section| self.layout[section.layer].elements()), actual)
     }
 
     fn write_all<'o>(&self, outputs: impl ExactSizeIterator<Item = Output<'o>>) {
@@ -233,6 +229,21 @@ impl Averager {
         }
         on_threads(parts, |part| part.into_iter().for_each(write));
     }
+}
+
+/// Checks that outputs have as many elements as expected.
+pub fn check_output(
+    mut expected: impl ExactSizeIterator<Item = usize>,
+    mut actual: impl ExactSizeIterator<Item = usize>,
+) -> Result<(), AverageError> {
+    for position in 0..actual.len().max(expected.len()) {
+        let (expected, actual) = (expected.next(), actual.next());
+        if expected != actual {
+            let (expected, actual) = (expected.unwrap_or(0), actual.unwrap_or(0));
+            return Err(AverageError::Output { position, expected, actual });
+        }
+    }
+    Ok(())
 }
 
 /// Does some work for each part, the first on this thread and the others on threads of their own. Returns the results in order.

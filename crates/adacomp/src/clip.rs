@@ -1,5 +1,10 @@
 //! Bounds what one learner can do to the average.
 
+/// Returns whether this can be a clip: less than 1 would shrink what all learners send.
+pub fn is_clip(clip: f32) -> bool {
+    clip.is_finite() && clip >= 1.0
+}
+
 /// Returns the largest magnitude that counts of what any learner sends in a layer: `clip` times the median of the largest
 /// magnitudes that learners send in it. Without a clip all counts.
 ///

@@ -229,11 +229,11 @@ impl Compressor {
         let parameter = || self.layout[layer].name().to_owned();
         let elements = state.statistics.elements;
         let Treatment::Bins(bin) = self.layout[layer].treatment else {
-            return Err(CompressError::NoSelection { parameter: parameter() });
+            return Err(CompressError::Treatment { parameter: parameter(), expected: "compressed by bins" });
         };
-        let (expected, actual) = (elements.div_ceil(bin as usize), maxima.len());
+        let (what, expected, actual) = ("bin maxima", elements.div_ceil(bin as usize), maxima.len());
         if expected != actual {
-            return Err(CompressError::Length { parameter: parameter(), expected, actual });
+            return Err(CompressError::Length { parameter: parameter(), what, expected, actual });
         }
         if let Some(&maximum) = maxima.iter().find(|maximum| maximum.is_infinite() || **maximum < 0.0) {
             return Err(CompressError::Maximum { parameter: parameter(), maximum });
@@ -267,7 +267,7 @@ impl Compressor {
     /// Returns a layer that the open step does not have yet.
     fn not_submitted(&self, layer: usize) -> Result<&LayerState, CompressError> {
         match self.layers.get(layer) {
-            None => Err(CompressError::Unknown { parameter: format!("number {layer}") }),
+            None => Err(CompressError::Layer { layer, count: self.layers.len() }),
             Some(state) if state.compressed => {
                 Err(CompressError::Twice { parameter: self.layout[layer].name().to_owned() })
             }
@@ -278,8 +278,8 @@ impl Compressor {
     fn check_layer(&self, layer: usize, gradient: Gradient<'_>) -> Result<(), CompressError> {
         let (expected, actual) = (self.not_submitted(layer)?.statistics.elements, gradient.len());
         if actual != expected {
-            let parameter = self.layout[layer].name().to_owned();
-            return Err(CompressError::Length { parameter, expected, actual });
+            let (parameter, what) = (self.layout[layer].name().to_owned(), "a gradient");
+            return Err(CompressError::Length { parameter, what, expected, actual });
         }
         Ok(())
     }
@@ -321,7 +321,11 @@ impl Compressor {
 
     /// Lets no more than `most` count of each value that a layer sends in the open step, as all learners have agreed on. What is
     /// beyond stays in the residual; of a layer without one it is gone.
+    ///
+    /// # Panics
+    /// If `most` is negative or NaN, or there is no such layer.
     pub fn clamp_sent(&mut self, layer: usize, most: f32) {
+        assert!(most >= 0.0, "values clamped to {most}");
         let LayerState { residual, statistics, compressed, .. } = &mut self.layers[layer];
         if let (true, Some(residual)) = (*compressed, residual) {
             residual.clamp(most);
@@ -420,7 +424,7 @@ impl Compressor {
     }
 
     /// Returns what a layer selected in the last committed step, to measure it with [`crate::section_bytes`]. None if it
-    /// selected nothing, or its residual was read since.
+    /// selected nothing, another device did, or its residual was read since.
     pub fn last_packet(&self, layer: usize) -> Option<Packet<'_>> {
         self.layers[layer].residual.as_ref()?.last_sent()
     }
@@ -437,9 +441,9 @@ impl Compressor {
     /// If the layer has no residual, or a step is open.
     pub fn set_residual(&mut self, layer: usize, values: &[f32]) -> Result<(), CompressError> {
         let parameter = || self.layout[layer].name().to_owned();
-        let (expected, actual) = (self.layout[layer].elements(), values.len());
+        let (what, expected, actual) = ("a residual", self.layout[layer].elements(), values.len());
         if expected != actual {
-            return Err(CompressError::Length { parameter: parameter(), expected, actual });
+            return Err(CompressError::Length { parameter: parameter(), what, expected, actual });
         }
         if !largest(values.iter().copied()).is_finite() {
             return Err(CompressError::Residual { parameter: parameter() });

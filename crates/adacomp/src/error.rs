@@ -44,7 +44,7 @@ pub enum PolicyError {
     /// Two parameters of one name.
     #[error("parameter `{parameter}` is listed twice; names must be unique")]
     Twice { parameter: String },
-    /// A tensor too large for 31-bit indices.
+    /// A tensor whose length in bytes does not fit 32 bits.
     #[error("parameter `{parameter}` has {elements} elements, and at most {most} are possible; split it")]
     TooLong { parameter: String, elements: usize, most: usize },
 }
@@ -57,9 +57,15 @@ pub enum CompressError {
     /// A gradient of a parameter that the layout does not have.
     #[error("unknown parameter `{parameter}`; the layout lists the parameters of this model")]
     Unknown { parameter: String },
-    /// A gradient of another length than its parameter.
-    #[error("parameter `{parameter}` has {expected} elements, but its gradient has {actual}")]
-    Length { parameter: String, expected: usize, actual: usize },
+    /// A layer number that the layout does not have.
+    #[error("layer {layer} of {count}: layers are numbered from 0")]
+    Layer { layer: usize, count: usize },
+    /// A gradient, or something else of a parameter, of another length than the parameter's.
+    #[error("parameter `{parameter}`: {what} of length {actual}, expected {expected}")]
+    Length { parameter: String, what: &'static str, expected: usize, actual: usize },
+    /// Something that a parameter's treatment does not allow.
+    #[error("parameter `{parameter}` is not {expected}")]
+    Treatment { parameter: String, expected: &'static str },
     /// A parameter compressed twice in one step.
     #[error("parameter `{parameter}` was given twice in one step")]
     Twice { parameter: String },
@@ -67,13 +73,13 @@ pub enum CompressError {
     #[error("no gradient in this step for {}; give zeros for unused parameters", list(parameters))]
     Missing { parameters: Vec<String> },
     /// A new step while one is open.
-    #[error("the step before is still open; commit or drop it first")]
+    #[error("the step before is still open; commit it or roll it back first")]
     Open,
     /// Something that needs an open step.
     #[error("no step is open; compress a gradient first")]
     NotOpen,
     /// A commit of a step with NaN or infinite gradients.
-    #[error("the gradient of {} is not finite; drop the step on all learners", list(parameters))]
+    #[error("the gradient of {} is not finite; roll the step back on all learners", list(parameters))]
     NonFinite { parameters: Vec<String> },
     /// A scale for a layer that has nothing selected: of another treatment, not compressed yet, or flushed.
     #[error("parameter `{parameter}` has no selection in this step that a scale could be set for")]
@@ -111,8 +117,8 @@ pub enum CompressError {
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the messages name the fields")]
 pub enum DecodeError {
-    /// Fewer bytes than the frame's parts need.
-    #[error("the frame ends early, in {part}")]
+    /// Fewer bytes than the parts of a frame or message need.
+    #[error("the bytes end early, in {part}")]
     Truncated { part: &'static str },
     /// The first four bytes are not a frame's.
     #[error("not an adacomp frame: it starts with {actual:02x?}")]
@@ -132,12 +138,15 @@ pub enum DecodeError {
     /// Another model or policy.
     #[error("layout fingerprint {actual:016x}, expected {expected:016x}: another model or policy")]
     Fingerprint { expected: u64, actual: u64 },
-    /// Another set of layers than expected, or out of order.
-    #[error("section {position} is of layer {actual:?}, expected {expected:?}")]
-    Layer { position: usize, expected: Option<usize>, actual: Option<usize> },
+    /// More or fewer sections than expected.
+    #[error("{actual} sections, expected {expected}")]
+    Sections { expected: usize, actual: usize },
+    /// Another layer than expected, or out of order.
+    #[error("section {position} is of layer {actual}, expected layer {expected}")]
+    Layer { position: usize, expected: usize, actual: usize },
     /// A section of a form that its layer does not have.
-    #[error("layer {layer}: section kind {kind} does not fit its treatment")]
-    Kind { layer: usize, kind: u8 },
+    #[error("layer {layer}: section form {form} does not fit its treatment")]
+    Form { layer: usize, form: u8 },
     /// A section of another length than its contents.
     #[error("layer {layer}: {part} takes {expected} bytes, found {actual}")]
     Length { layer: usize, part: &'static str, expected: usize, actual: usize },

@@ -17,9 +17,12 @@ mod wire;
 /// What the other crates of this workspace build on. It may change in any release.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::clip::bound;
+    pub use crate::averager::check_output;
+    pub use crate::clip::{bound, is_clip};
     pub use crate::kernel::{Output, largest, write_blocks};
     pub use crate::policy::check_ascending;
+    #[cfg(feature = "state")]
+    pub use crate::state::STATE_KEY;
     pub use crate::wire::bits::{BitReader, BitWriter, read_varint, write_varint};
     pub use crate::wire::rice::{decode_range, encode_range, usual_parameter};
 }

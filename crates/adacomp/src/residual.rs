@@ -199,24 +199,19 @@ impl Residual {
 pub struct ResidualStatistics {
     /// The Euclidean norm.
     pub norm: f64,
-    /// The largest magnitude.
-    pub largest: f32,
 }
 
 impl ResidualStatistics {
     pub(crate) fn of(residual: &[f32]) -> Self {
         // Independent sums, so that the loop is not one long chain of additions.
         let mut squares = [0.0f64; 8];
-        let mut largest = [0.0f32; 8];
         let (blocks, rest) = residual.as_chunks::<8>();
         let mut add = |values: &[f32]| {
-            for ((square, largest), value) in squares.iter_mut().zip(&mut largest).zip(values) {
-                *square += f64::from(*value) * f64::from(*value);
-                *largest = largest.max(value.abs());
-            }
+            let squares = squares.iter_mut().zip(values);
+            squares.for_each(|(square, value)| *square += f64::from(*value) * f64::from(*value));
         };
         blocks.iter().for_each(|block| add(block));
         add(rest);
-        Self { norm: squares.iter().sum::<f64>().sqrt(), largest: largest.into_iter().fold(0.0, f32::max) }
+        Self { norm: squares.iter().sum::<f64>().sqrt() }
     }
 }

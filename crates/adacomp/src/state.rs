@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::fmt;
 use thiserror::Error;
 
-const KEY: &str = "adacomp";
+/// The key of the metadata that says who saved a state.
+pub const STATE_KEY: &str = "adacomp";
 const FORMAT: &str = "residuals 1";
 
 /// Residuals that cannot be saved or loaded. The compressor is unchanged.
@@ -18,11 +19,14 @@ const FORMAT: &str = "residuals 1";
 #[expect(missing_docs, reason = "the messages name the fields")]
 pub enum StateError {
     /// A step is open, so it is not known yet what was sent.
-    #[error("a step is open; commit or drop it before saving or loading")]
+    #[error("a step is open; commit it or roll it back before saving or loading")]
     Open,
     /// Not a readable safetensors file.
-    #[error("state of learner {learner}: {source}")]
-    File { learner: usize, source: safetensors::SafeTensorError },
+    #[error("state {position}: {source}")]
+    File { position: usize, source: safetensors::SafeTensorError },
+    /// Residuals cannot be written.
+    #[error("residuals cannot be saved: {source}")]
+    Write { source: safetensors::SafeTensorError },
     /// Safetensors, but not written by [`crate::Compressor::save`], or of other learners than given.
     #[error(
         "state {position}: `{key}` is {}, expected {expected}; give all saved states in learner order",
@@ -46,6 +50,9 @@ pub enum StateError {
     /// Only some of the states have residuals of owners.
     #[error("{with} of {of} saved states have what their learners keep as owners; give all or none")]
     Owners { with: usize, of: usize },
+    /// A bad state among those that learners keep as owners.
+    #[error("what owners keep: {source}")]
+    Owner { source: Box<Self> },
     /// A learner number that is not below the number of learners.
     #[error("learner {learner} of {learners}: learners are numbered from 0")]
     Learner { learner: usize, learners: usize },
@@ -93,13 +100,13 @@ impl Compressor {
         }
         // One key, because the order of several is not defined, and a state must always be the same bytes.
         let saved_by = SavedBy { learner, learners, step };
-        let metadata = HashMap::from([(KEY.to_owned(), saved_by.to_string())]);
+        let metadata = HashMap::from([(STATE_KEY.to_owned(), saved_by.to_string())]);
         let layout = self.layout().clone();
         let tensors = self.residuals().map(|(number, values)| {
             let parameter = &layout[number].parameter;
             (parameter.name.as_str(), Saving { shape: &parameter.shape, values })
         });
-        safetensors::serialize(tensors, Some(metadata)).map_err(|source| StateError::File { learner, source })
+        safetensors::serialize(tensors, Some(metadata)).map_err(|source| StateError::Write { source })
     }
 
     /// Loads saved residuals for `learner` of now `learners`, and returns the step before which they were saved.
@@ -198,15 +205,15 @@ struct Saved<'a> {
 
 impl<'a> Saved<'a> {
     fn read(bytes: &'a [u8], position: usize) -> Result<Self, StateError> {
-        let broken = |source| StateError::File { learner: position, source };
+        let broken = |source| StateError::File { position, source };
         let tensors = SafeTensors::deserialize(bytes).map_err(broken)?;
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(broken)?;
-        let value = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).cloned();
+        let value = metadata.metadata().as_ref().and_then(|metadata| metadata.get(STATE_KEY)).cloned();
         match value.as_deref().and_then(SavedBy::parse) {
             Some(by) => Ok(Self { by, tensors }),
             None => Err(StateError::Metadata {
                 position,
-                key: KEY,
+                key: STATE_KEY,
                 expected: format!("{FORMAT}, learner L of N, step S"),
                 actual: value,
             }),

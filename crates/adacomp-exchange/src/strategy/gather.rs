@@ -65,7 +65,7 @@ fn fault(error: AverageError) -> Fault {
         AverageError::Learner { expected, actual } => {
             (expected, Cause::Misrouted { sender: actual, receiver: None })
         }
-        other => (0, Cause::Frame(other)),
+        other => unreachable!("there are frames, and nothing is written: {other}"),
     };
     Fault { sender, cause }
 }

@@ -178,9 +178,9 @@ impl Drop for Mpi {
         // MPI ends with its thread, which ends when there are no more requests; but ending waits for all learners, so this
         // must not wait for longer than for anything else.
         self.outgoing = None;
-        let deadline = Instant::now() + self.timeout;
-        while !self.lost && Instant::now() < deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
+        let start = Instant::now();
+        while !self.lost && start.elapsed() < self.timeout {
+            let left = self.timeout.saturating_sub(start.elapsed());
             if matches!(self.incoming.recv_timeout(left), Err(RecvTimeoutError::Disconnected)) {
                 return;
             }

@@ -1,7 +1,11 @@
 //! Learners that die or hang.
 
-use crate::support::{given, gradients, model, output, slices};
-use adacomp_exchange::{Exchange, ExchangeError, Strategy, Threads, TransportError};
+use crate::support::{given, gradients, model, model_with, output, slices};
+use adacomp::{Policy, Scale};
+use adacomp_exchange::{
+    Exchange, ExchangeError, Inside, Local, Messages, Strategy, Threads, Transport, TransportError,
+};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Three learners, of which the last leaves after its first step by returning, panicking or sleeping.
@@ -71,4 +75,69 @@ fn a_learner_that_hangs_is_not_waited_for_longer_than_the_timeout() {
     let timed_out = |cause: &TransportError| *cause == TransportError::Timeout { learners: vec![2], timeout };
     assert!(told.iter().any(|(cause, _)| timed_out(cause)), "{told:?}");
     assert!(told.iter().all(|(_, time)| *time < Duration::from_secs(2)), "{told:?}");
+}
+
+/// One learner, of several processes, to which the message of some round comes damaged.
+struct Damaged {
+    local: Local,
+    rounds_before: usize,
+}
+
+impl Transport for Damaged {
+    fn learners(&self) -> usize {
+        self.local.learners()
+    }
+
+    fn hosted(&self) -> Range<usize> {
+        self.local.hosted()
+    }
+
+    fn start(&mut self, messages: Messages) -> Result<(), TransportError> {
+        self.local.start(messages)
+    }
+
+    fn finish(&mut self) -> Result<Messages, TransportError> {
+        let mut messages = self.local.finish()?;
+        match (self.rounds_before.checked_sub(1), &mut messages) {
+            (Some(before), _) => self.rounds_before = before,
+            (None, Messages::AllGather(all)) => all.clone_from(&vec![Default::default(); all.len()]),
+            (None, Messages::AllToAll(_)) => {}
+        }
+        Ok(messages)
+    }
+
+    fn inside(&mut self) -> Option<&mut dyn Inside> {
+        Some(self)
+    }
+}
+
+impl Inside for Damaged {
+    fn share_scales(&mut self, _: &[usize], _: &mut [f32]) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn agree(&mut self, good: bool) -> Result<bool, TransportError> {
+        Ok(good)
+    }
+}
+
+#[test]
+fn a_verdict_that_cannot_be_read_ends_the_exchange_in_its_step() {
+    // Before it come the agreement, the frames and verdicts of a step, and the frames of the next.
+    let transport = Damaged { local: Local::alone(1), rounds_before: 4 };
+    let mut exchange = Exchange::new(transport, model(), Strategy::Gather).unwrap();
+    let mut written = output(&model());
+    let mut step = || exchange.exchange(&given(&gradients(&model(), 0, 0)), &mut slices(&mut written));
+    assert!(step().is_ok());
+    assert!(matches!(step(), Err(ExchangeError::Verdict { step: 1, .. })));
+    assert!(matches!(step(), Err(ExchangeError::Transport { step: 1, .. })));
+}
+
+/// The limit of a parameter is the median of all its bins, and a process has only some of them.
+#[test]
+fn parts_of_parameters_have_no_clamped_scale() {
+    let transport = Damaged { local: Local::alone(1), rounds_before: usize::MAX };
+    let layout = model_with(Policy::adacomp().scale(Scale::Clamped));
+    let refused = Exchange::new(transport, layout, Strategy::Gather).err().expect("an error");
+    assert!(matches!(refused, ExchangeError::ClampedParts), "{refused}");
 }

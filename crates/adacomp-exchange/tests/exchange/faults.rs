@@ -2,10 +2,10 @@
 
 use crate::draw::gradient;
 use crate::hand::{Place, carry, protocols, submit};
-use crate::support::{Residuals, STRATEGIES, model, output, residuals, slices};
-use adacomp::{Outcome, Policy};
+use crate::support::{Residuals, STRATEGIES, TIMEOUT, model, output, residuals, slices};
+use adacomp::{Outcome, Parameter, Policy};
 use adacomp_exchange::internal::ByHand;
-use adacomp_exchange::{ExchangeError, Messages, Strategy};
+use adacomp_exchange::{Exchange, ExchangeError, Messages, SendVerdict, Strategy, Threads, Transport};
 use fastrand::Rng;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -245,6 +245,28 @@ fn missing_messages_are_an_error() {
     }
 }
 
+/// Layers of one shape would be averaged with each other.
+#[test]
+fn learners_with_other_groups_are_told() {
+    let parameters = ["one", "other"].map(|name| Parameter::new(name, &[40, 60]));
+    let layout = Arc::new(Policy::adacomp().layout(parameters).unwrap());
+    for strategy in STRATEGIES {
+        let threads = Threads { timeout: TIMEOUT, ..Threads::new(2) };
+        let errors = threads.run(|transport| {
+            let learner = transport.hosted().start;
+            let mut exchange = Exchange::new(transport, layout.clone(), strategy).unwrap();
+            for layer in [learner, 1 - learner] {
+                exchange.begin_group(&[layer]).unwrap();
+                exchange.submit(learner, layer, gradient(learner, 0, layer, 2400).as_slice().into()).unwrap();
+            }
+            exchange.finish_with(SendVerdict::AfterWriting, |_| true).unwrap_err().to_string()
+        });
+        let told =
+            if strategy == Strategy::Gather { "section 0 is of layer" } else { "another group of layers" };
+        assert!(errors.iter().all(|error| error.contains(told)), "{strategy:?}: {errors:?}");
+    }
+}
+
 #[test]
 fn learners_in_different_modes_are_told() {
     for strategy in [Strategy::Reduce, Strategy::Sharded] {
@@ -253,7 +275,7 @@ fn learners_in_different_modes_are_told() {
         submit(&mut protocols, 0);
         for result in carry(&mut protocols, |_, _| {}) {
             let error = result.unwrap_err().to_string();
-            assert!(error.contains("it is of group 0, sent whole"), "{error}");
+            assert!(error.contains("its layers are sent whole"), "{error}");
         }
     }
 }

@@ -1,10 +1,14 @@
 //! Groups that come and change as a driver is given them.
 
 use crate::draw::gradient;
-use crate::support::{STRATEGIES, TIMEOUT, Trace, bits, gradients, model, output, residuals, run};
-use adacomp::{Outcome, Packet, Selected};
+use crate::support::{
+    STRATEGIES, TIMEOUT, Trace, bits, given, gradients, model, output, residuals, run, slices,
+};
+use adacomp::{Outcome, Packet, Selected, Sending};
 use adacomp_exchange::internal::ByHand;
-use adacomp_exchange::{Exchange, GroupAverage, Local, SendVerdict, Strategy, Threads, Transport};
+use adacomp_exchange::{
+    Exchange, ExchangeError, GroupAverage, Local, SendVerdict, Strategy, Threads, Transport,
+};
 
 const LEARNERS: usize = 3;
 
@@ -196,7 +200,9 @@ fn everything_can_go_by_other_means() {
             }
             assert!(residuals(&mut exchange, learner)[2].0.iter().all(|bits| *bits == 0));
             assert!(!exchange.keeps(learner, 2));
-            assert!(exchange.flush_layer(learner, 1, zeros[..16].into(), &mut whole).is_err());
+            assert!(exchange.flush_layer(learner, 1, zeros[..16].into(), &mut whole[..16]).is_err());
+            let short = exchange.flush_layer(learner, 2, zeros.as_slice().into(), &mut whole[..16]);
+            assert!(short.unwrap_err().to_string().contains("an output of length 16, expected 2400"));
             (sent, whole)
         });
         for element in 0..2400 {
@@ -234,9 +240,47 @@ fn groups_that_cannot_be_are_refused() {
         (&[4, 3], "[4, 3]"),
         (&[1, 1], "[1, 1]"),
         (&[3, 5], "numbers below 5"),
+        (&[], "no layers"),
     ] {
         let error = exchange.begin_group(group).unwrap_err().to_string();
         assert!(error.contains(told), "{error}");
+    }
+}
+
+/// A gradient of no group would be compressed and never sent.
+#[test]
+fn a_layer_of_no_group_is_refused() {
+    let (layout, mut written) = (model(), output(&model()));
+    let mut exchange = Exchange::new(Local::alone(1), layout.clone(), Strategy::Gather).unwrap();
+    let values = gradients(&layout, 0, 0);
+    exchange.begin_group(&[0]).unwrap();
+    exchange.begin_group(&[2]).unwrap();
+    let mut submit = |layer: usize| exchange.submit(0, layer, values[layer].as_slice().into());
+    assert!(matches!(submit(3), Err(ExchangeError::NoGroup { parameter }) if parameter == "fc.bias"));
+    submit(2).unwrap();
+    let missing = exchange.finish_with(SendVerdict::BeforeWriting, |_| true).unwrap_err().to_string();
+    assert!(missing.contains("for `conv.weight`;"), "{missing}");
+    exchange.submit(0, 0, values[0].as_slice().into()).unwrap();
+    assert_eq!(exchange.finish_with(SendVerdict::BeforeWriting, |_| true).unwrap(), Outcome::Averaged);
+    // The next step has no groups yet.
+    let refused = exchange.submit(0, 2, values[2].as_slice().into());
+    assert!(matches!(refused, Err(ExchangeError::NoGroup { .. })));
+    exchange.begin_group(&[0, 2]).unwrap();
+    let refused = exchange.exchange(&given(&values), &mut slices(&mut written));
+    assert!(matches!(refused, Err(ExchangeError::NoGroup { .. })) && written == output(&layout));
+    exchange.begin_group(&[1, 3, 4]).unwrap();
+    let outcome = exchange.exchange(&given(&values), &mut slices(&mut written)).unwrap();
+    assert!(outcome == Outcome::Averaged && written != output(&layout));
+}
+
+/// What a learner would keep of a layer that it sends whole is on another device.
+#[test]
+fn a_step_that_sends_everything_takes_no_selections() {
+    for (strategy, sending) in [(Strategy::Dense, Sending::Compressed), (Strategy::Reduce, Sending::Flush)] {
+        let mut exchange = Exchange::new(Local::alone(1), model(), strategy).unwrap();
+        exchange.set_sending(sending);
+        let refused = exchange.submit_selection(0, 2, &[1.0; 24], &[Selected::new(7, false)]);
+        assert!(matches!(refused, Err(ExchangeError::Selection)), "{strategy:?}");
     }
 }
 

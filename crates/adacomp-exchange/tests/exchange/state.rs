@@ -137,12 +137,17 @@ fn a_bad_state_changes_nothing() {
     let (_, states) = trained(2, Strategy::Sharded);
     let mut cut = states.clone();
     cut[1].residuals.pop();
+    let mut cut_owner = states.clone();
+    cut_owner[1].owner.as_mut().unwrap().pop();
     let mut without_owner = states.clone();
     without_owner[1].owner = None;
     let mut mixed = states.clone();
     mixed[1] = trained_for(2, Strategy::Sharded, 2).1.remove(1);
     let mut protocol = ByHand::unconnected((), model(), Strategy::Sharded, 3, 1..2).unwrap();
-    for bad in [&cut[..], &without_owner, &mixed, &states[..1], &[]] {
+    let told = |bad: &[LearnerState], protocol: &mut ByHand| protocol.load(bad).unwrap_err().to_string();
+    assert!(told(&cut, &mut protocol).starts_with("state 1: "));
+    assert!(told(&cut_owner, &mut protocol).starts_with("what owners keep: state 1: "));
+    for bad in [&cut[..], &cut_owner, &without_owner, &mixed, &states[..1], &[]] {
         assert!(protocol.load(bad).is_err());
         assert_eq!(protocol.step(), 0);
         assert!(protocol.compressor(1).unwrap().residual(0).unwrap().iter().all(|&r| r == 0.0));

@@ -6,7 +6,7 @@ use crate::support::{
     slices,
 };
 use adacomp::{Averager, Codec, Compressor, Outcome, Sending};
-use adacomp_exchange::{Exchange, Local, Options, Strategy, Threads, Transport};
+use adacomp_exchange::{Exchange, Local, LocalSteps, Options, Shared, Strategy, Threads, Transport};
 
 #[test]
 fn replicas_agree_on_any_number_of_threads() {
@@ -318,4 +318,34 @@ fn owners_bins_can_be_shorter() {
     let ((kept, sent), (kept_less, sent_more)) = (kept_and_sent(1), kept_and_sent(4));
     assert!(kept_less < kept, "{kept_less} {kept}");
     assert!(sent_more > sent, "{sent_more} {sent}");
+}
+
+/// Local steps check all weights before they change anything, residuals among it.
+#[test]
+fn weights_that_do_not_fit_are_refused() {
+    let layout = model();
+    let mut exchange = Exchange::new(Local::alone(2), layout.clone(), Strategy::Gather).unwrap();
+    let steps = LocalSteps { residual_decay: 0.5, ..LocalSteps::every(1) };
+    let mut shared = Shared::new(gradients(&layout, 9, 9));
+    let mut local = vec![gradients(&layout, 0, 0), gradients(&layout, 1, 0)];
+    assert_eq!(shared.exchange(&steps, &mut exchange, &mut local).unwrap(), Outcome::Averaged);
+    let before = [0, 1].map(|learner| residuals(&mut exchange, learner));
+    let mut short = local.clone();
+    short[1][2].pop();
+    let fewer = vec![local[0].clone(), local[1][..4].to_vec()];
+    let mut velocity = shared.clone();
+    velocity.velocity = vec![vec![0.0; 3]];
+    for (shared, mut local, told) in [
+        (shared.clone(), local[..1].to_vec(), "hosted here and give weights: 1, expected 2"),
+        (shared.clone(), fewer, "layers in the weights of learner 1: 4, expected 5"),
+        (shared.clone(), short, "elements of `fc.weight` in the weights of learner 1: 2399, expected 2400"),
+        (Shared::new(Vec::new()), local.clone(), "layers in the shared weights: 0, expected 5"),
+        (velocity, local.clone(), "layers in the velocity: 1, expected 5"),
+    ] {
+        let (mut changed, given) = (shared.clone(), local.clone());
+        let refused = changed.exchange(&steps, &mut exchange, &mut local).unwrap_err().to_string();
+        assert!(refused.contains(told), "{refused}");
+        assert_eq!((changed, local), (shared, given));
+        assert_eq!([0, 1].map(|learner| residuals(&mut exchange, learner)), before);
+    }
 }

@@ -36,7 +36,7 @@ pub struct Section {
     pub bytes: usize,
 }
 
-/// How the elements of a section are written. Its discriminant is the section's kind byte.
+/// How the elements of a section are written. Its discriminant is the section's form byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Every element, in f32.
@@ -103,15 +103,12 @@ impl Frame {
         }
         let layers = if header.non_finite { &[] } else { layers };
         if count != layers.len() {
-            let position = count.min(layers.len());
-            let expected = layers.get(position).copied();
-            return Err(DecodeError::Layer { position, expected, actual: None });
+            return Err(DecodeError::Sections { expected: layers.len(), actual: count });
         }
         walk(count, rest, |section, contents| {
             let (position, layer) = (self.sections.len(), section.layer);
             if layer != layers[position] || layer >= layout.len() {
-                let (expected, actual) = (Some(layers[position]), Some(layer));
-                return Err(DecodeError::Layer { position, expected, actual });
+                return Err(DecodeError::Layer { position, expected: layers[position], actual: layer });
             }
             let (treatment, elements) = (layout[layer].treatment, layout[layer].elements());
             let contents = Contents::open(section, treatment, elements, contents, header.codec)?;
@@ -315,7 +312,7 @@ impl<'a> Contents<'a> {
                 };
                 Ok(Self::Selected(values, elements))
             }
-            form => Err(DecodeError::Kind { layer, kind: form as u8 }),
+            form => Err(DecodeError::Form { layer, form: form as u8 }),
         }
     }
 
@@ -350,12 +347,12 @@ impl Elements<'_> {
 }
 
 impl Form {
-    fn read(layer: usize, kind: u8) -> Result<Self, DecodeError> {
-        match kind {
+    fn read(layer: usize, form: u8) -> Result<Self, DecodeError> {
+        match form {
             0 => Ok(Self::Dense),
             1 => Ok(Self::Half),
             2 => Ok(Self::Selected),
-            _ => Err(DecodeError::Kind { layer, kind }),
+            _ => Err(DecodeError::Form { layer, form }),
         }
     }
 }
@@ -413,13 +410,13 @@ fn walk<'a>(
     for _ in 0..count {
         let before = rest.len();
         let layer = bits::read_varint(&mut rest, "a layer number")? as usize;
-        let (&kind, after) = rest.split_first().ok_or(DecodeError::Truncated { part: "a section kind" })?;
+        let (&form, after) = rest.split_first().ok_or(DecodeError::Truncated { part: "a section form" })?;
         rest = after;
         let length = bits::read_varint(&mut rest, "a section length")? as usize;
         let (contents, after) =
             rest.split_at_checked(length).ok_or(DecodeError::Truncated { part: "a section" })?;
         rest = after;
-        let form = Form::read(layer, kind)?;
+        let form = Form::read(layer, form)?;
         take(Section { layer, form, bytes: before - rest.len() }, contents)?;
     }
     match rest.len() {

@@ -154,7 +154,7 @@ impl<'a> FrameWriter<'a> {
 
     /// The same for a packet of our own, whose elements ascend.
     pub(crate) fn own_section(&mut self, layer: usize, packet: Packet<'_>) -> usize {
-        assert!(layer >= self.next_layer, "layer {layer} comes after layer {}", self.next_layer);
+        assert!(layer >= self.next_layer, "layer {layer} comes after layer {}", self.next_layer - 1);
         let start = self.out.len();
         bits::write_varint(layer as u32, self.out);
         self.out.push(0);

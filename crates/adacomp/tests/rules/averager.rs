@@ -223,3 +223,9 @@ fn a_sum_that_overflows_is_not_written() {
         }
     }
 }
+
+#[test]
+#[should_panic(expected = "a clip of Some(inf)")]
+fn a_clip_is_a_number() {
+    let _ = Averager::new(small_model(Policy::adacomp())).with_clip(Some(f32::INFINITY));
+}

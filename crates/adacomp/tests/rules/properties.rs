@@ -3,8 +3,8 @@
 use crate::support::{Random, has_packets, one_layer, residuals, sent};
 use adacomp::internal::{decode_range, encode_range};
 use adacomp::{
-    AverageError, Averager, Codec, Compressor, Frame, FrameWriter, Header, Kernel, Outcome, Packet,
-    Parameter, Policy, Selected, Sparse, Treatment,
+    AverageError, Averager, Codec, Compressor, DecodeError, Frame, FrameWriter, Header, Kernel, Outcome,
+    Packet, Parameter, Policy, Selected, Sparse, Treatment,
 };
 use proptest::prelude::*;
 
@@ -190,11 +190,35 @@ proptest! {
         }
     }
 
-    /// Any bytes at all are refused or decoded.
+    /// Any bytes at all, behind a header and before a checksum that fit, are refused or decoded to elements of the layer.
     #[test]
-    fn any_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_never_panic(
+        paper in any::<bool>(),
+        // Sections of a few bytes, so that many are whole, and any other bytes.
+        body in prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..200),
+            prop::collection::vec(any::<u8>(), 5..40).prop_map(|contents| {
+                let scale_and_length = [&[0, 2, contents.len() as u8 + 4][..], &1.0f32.to_le_bytes()].concat();
+                [scale_and_length, contents].concat()
+            }),
+        ],
+    ) {
         let layout = one_layer(1000, 50);
-        prop_assert!(Frame::default().decode(&bytes, &layout).is_err());
+        let codec = if paper { Codec::Paper } else { Codec::Rice };
+        let header = Header { codec, non_finite: false, fingerprint: layout.fingerprint(), step: 0, learner: 0 };
+        let mut bytes = Vec::new();
+        FrameWriter::new(&header, &layout, &mut bytes).finish();
+        bytes.truncate(Header::LENGTH);
+        bytes[Header::LENGTH - 4] = 1;
+        bytes.extend(body);
+        bytes.extend(crate::wire::crc32(&bytes).to_le_bytes());
+        let mut frame = Frame::default();
+        let decoded = frame.decode(&bytes, &layout);
+        let reached = !matches!(decoded, Err(DecodeError::Checksum { .. } | DecodeError::Sections { .. }));
+        prop_assert!(reached);
+        if decoded.is_ok() {
+            frame.packet(0, &mut Vec::new(), &mut Vec::new()).add_to(&mut [0.0; 1000]);
+        }
     }
 
     /// What all learners get is what all learners sent: over many steps, sent plus kept is all gradients.

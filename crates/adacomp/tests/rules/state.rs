@@ -102,7 +102,7 @@ fn states_that_are_not_all_of_one_run_are_refused() {
     assert!(matches!(compressor.load(&states, 3, 3), Err(StateError::Learner { .. })));
     assert!(matches!(compressor.save(1, 1, 0), Err(StateError::Learner { .. })));
     let cut = &states[0][..states[0].len() - 1];
-    assert!(matches!(compressor.load(&[cut], 0, 3), Err(StateError::File { learner: 0, .. })));
+    assert!(matches!(compressor.load(&[cut], 0, 3), Err(StateError::File { position: 0, .. })));
     assert!(matches!(compressor.load(&[b"not a file"], 0, 3), Err(StateError::File { .. })));
 }
 

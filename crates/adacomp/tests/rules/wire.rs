@@ -77,11 +77,11 @@ fn headers_are_checked() {
     assert_eq!(changed(6, 2), DecodeError::Flags { actual: 2 });
     assert_eq!(changed(7, 1), DecodeError::Flags { actual: 0x100 });
     assert!(matches!(changed(8, good[8] ^ 1), DecodeError::Fingerprint { .. }));
-    assert_eq!(changed(28, 0), DecodeError::Layer { position: 0, expected: Some(0), actual: None });
-    assert_eq!(changed(28, 2), DecodeError::Layer { position: 1, expected: None, actual: None });
-    assert_eq!(changed(32, 1), DecodeError::Layer { position: 0, expected: Some(0), actual: Some(1) });
-    assert_eq!(changed(33, 1), DecodeError::Kind { layer: 0, kind: 1 });
-    assert_eq!(changed(33, 9), DecodeError::Kind { layer: 0, kind: 9 });
+    assert_eq!(changed(28, 0), DecodeError::Sections { expected: 1, actual: 0 });
+    assert_eq!(changed(28, 2), DecodeError::Sections { expected: 1, actual: 2 });
+    assert_eq!(changed(32, 1), DecodeError::Layer { position: 0, expected: 0, actual: 1 });
+    assert_eq!(changed(33, 1), DecodeError::Form { layer: 0, form: 1 });
+    assert_eq!(changed(33, 9), DecodeError::Form { layer: 0, form: 9 });
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn sections_are_checked() {
     let body = &good[32..good.len() - 4];
     let case = |sections: u32, body: &[u8]| decode(&with_body(&good, sections, body), &layout).unwrap_err();
     assert_eq!(case(1, &[]), DecodeError::Truncated { part: "a layer number" });
-    assert_eq!(case(1, &[0]), DecodeError::Truncated { part: "a section kind" });
+    assert_eq!(case(1, &[0]), DecodeError::Truncated { part: "a section form" });
     assert_eq!(case(1, &[0, 2]), DecodeError::Truncated { part: "a section length" });
     assert_eq!(case(1, &[0, 2, 9, 0]), DecodeError::Truncated { part: "a section" });
     assert_eq!(case(1, &[0x80, 0, 2]), DecodeError::Varint { part: "a layer number" });
@@ -205,9 +205,11 @@ fn frames_of_some_layers_are_told_from_whole_ones() {
     let mut frame = Frame::default();
     assert!(frame.decode_layers(&part, &layout, &[0, 2]).is_ok());
     assert!(has_packets(&frame, [0, 2].map(|layer| (layer, compressor.packet(layer).unwrap()))));
-    assert!(matches!(frame.decode(&part, &layout), Err(DecodeError::Layer { .. })));
-    for (bytes, layers) in [(&part, &[0, 1][..]), (&part, &[0]), (&whole, &[0, 2])] {
-        assert!(matches!(frame.decode_layers(bytes, &layout, layers), Err(DecodeError::Layer { .. })));
+    assert_eq!(frame.decode(&part, &layout), Err(DecodeError::Sections { expected: 3, actual: 2 }));
+    let refused = frame.decode_layers(&part, &layout, &[0, 1]);
+    assert_eq!(refused, Err(DecodeError::Layer { position: 1, expected: 1, actual: 2 }));
+    for (bytes, layers) in [(&part, &[0][..]), (&whole, &[0, 2])] {
+        assert!(matches!(frame.decode_layers(bytes, &layout, layers), Err(DecodeError::Sections { .. })));
     }
 }
 
