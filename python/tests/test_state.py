@@ -200,3 +200,18 @@ def test_a_model_that_was_changed_loads_what_fits(consolidate):
             assert not found[prefix + "residual.fc2.weight"].any() and not found[prefix + "adam.first.fc3.weight"].any()
         train(other, 2, torch.optim.SGD(other.parameters(), 0.003))
         assert_replicas(other)
+
+
+@on_learners(2)
+def test_states_of_0_1_0_load():
+    """Their keys do not name the learner, and they do not have the strategy."""
+    model = make()
+    hook = attach(model, strategy="gather")
+    train(model, 5)
+    expected = hook.state_dict()
+    old = {key.partition("/")[2]: values for key, values in expected.items() if not key.endswith("/strategy")}
+    old["adacomp"] = torch.tensor(list(f"residuals 1, learner {dist.get_rank()} of 2, step 5".encode()), dtype=torch.uint8)
+    again = attach(make(), strategy="gather")
+    again.load_state_dict(old)
+    assert all(torch.equal(values, expected[key]) for key, values in again.state_dict().items())
+    assert any("residual." in key and values.any() for key, values in expected.items())
