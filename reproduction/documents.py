@@ -245,7 +245,7 @@ def door_table(results: dict[tuple[str, str, int], Result]) -> str:
     rows: list[Row] = []
     for door, mode in ((door, mode) for mode in doors.MODES for door in doors.DOORS):
         lines = [results[key] for seed in doors.SEEDS if (key := (door, mode, seed)) in results]
-        row = {"door": doors.TITLES[door], "mode": mode, "seeds": str(len(lines))}
+        row = {"by": doors.TITLES[door], "mode": mode, "seeds": str(len(lines))}
         row["test loss"] = measure_of("shakespeare").show([line["test_loss"] for line in lines])
         row["compression ratio"] = ratio(mean([line["ratio"] for line in lines])) if mode == "on" else ""
         rows.append(row)

@@ -232,7 +232,7 @@ def test_quick_start(name, learners, exchanges, tmp_path):
     output = run_quick_start(name, tmp_path)
     assert f"{learners} learners" in output and f"{exchanges} compressed" in output, output
     # Before training it is 2.3 and more.
-    assert float(re.search(r"^loss (.*)", output, re.MULTILINE)[1]) < 1.9, output
+    assert float(re.search(r"^loss (.*)", output, re.MULTILINE)[1]) < 2.1, output
 
 
 def test_quick_start_with_lightning_and_a_resume(tmp_path):
