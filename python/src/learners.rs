@@ -3,7 +3,7 @@
 use crate::buffers::{Floats, check_apart};
 use crate::layout::Layout;
 use crate::{failed, non_finite, parse, refused};
-use adacomp::{Codec, Treatment, entropy_bytes, section_bytes};
+use adacomp::{Codec, Packet, Sparse, Treatment, entropy_bytes, section_bytes};
 use adacomp_exchange::{Exchange, LearnerState, Local, Options, StrategyChoice, Transport};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
@@ -79,7 +79,8 @@ impl Learners {
 
     /// Returns what one learner's frame of the last step took, on average over learners: for each parameter name a dict of its
     /// bytes with each code, and those of their entropy. For what is sent dense all are the same. It is of frames, so for
-    /// `gather`; other strategies send other messages.
+    /// `gather`; other strategies send other messages. What was selected is known until residuals are read, saved or decayed, or the
+    /// next step begins: ask before.
     fn sizes<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (layout, learners) = (self.0.layout().clone(), self.0.transport().learners());
         let mut sums = vec![[0.0; 3]; layout.len()];
@@ -95,7 +96,15 @@ impl Learners {
                         let entropy = entropy_bytes(statistics.elements, statistics.selected);
                         [coded(packet, Codec::Rice), coded(packet, Codec::Paper), entropy]
                     }
-                    (_, None) => [0.0; 3],
+                    (_, None) if statistics.selected == 0 => {
+                        let nothing = Packet::Sparse(Sparse { values: [0.0; 2], selected: &[] });
+                        [coded(nothing, Codec::Rice), coded(nothing, Codec::Paper), 0.0]
+                    }
+                    (_, None) => {
+                        return Err(refused(
+                            "what was selected is not known any more: ask for sizes right after a step that was averaged",
+                        ));
+                    }
                 };
                 sums.iter_mut().zip(sizes).for_each(|(sum, size)| *sum += size / learners as f64);
             }

@@ -35,7 +35,7 @@ impl LayerRounds for Sharded {
         contents: &mut [&[u8]],
     ) -> Result<(), Fault> {
         if !at.context.is_last_round() {
-            return receive_shares(at, &mut learners[0], contents);
+            return receive_shards(at, &mut learners[0], contents);
         }
         for (owner, bytes) in contents.iter_mut().enumerate() {
             let (scale, selected) = slot(&mut self.results, owner);
@@ -82,7 +82,7 @@ impl LayerRounds for Sharded {
 }
 
 /// Averages what all learners sent of an owner's shard, and compresses it.
-fn receive_shares(at: LayerRound<'_>, learner: &mut Learner, contents: &mut [&[u8]]) -> Result<(), Fault> {
+fn receive_shards(at: LayerRound<'_>, learner: &mut Learner, contents: &mut [&[u8]]) -> Result<(), Fault> {
     let shard = at.shard(learner.number);
     let residual = owner_residual(learner, at.layer);
     let (mut before, mut selected) = (Vec::new(), Vec::new());
@@ -119,7 +119,7 @@ fn compress_average(
 ) -> Result<(), Fault> {
     let Some(owner) = &mut learner.owner else { return Ok(()) };
     let compressed = owner.compress_layer(layer, average.into(), sending);
-    // Each share is finite, so a bad bin is a sum that overflows.
+    // What each learner sends is finite, so a bad bin is a sum that overflows.
     learner.overflow |= owner.layer_statistics(layer).bad_bins > 0;
     compressed.map_err(|_| Fault::of(learner.number)(DecodeError::Value { layer }))
 }
