@@ -27,3 +27,8 @@ fn train(mut model: Model, device: &Device, four: Local) {
         }
     }
 }
+
+#[test]
+fn it_runs() {
+    main();
+}

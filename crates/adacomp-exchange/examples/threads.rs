@@ -36,3 +36,8 @@ fn main() {
     });
     println!("all learners have the same weights: {}", weights.iter().all(|other| *other == weights[0]));
 }
+
+#[test]
+fn it_runs() {
+    main();
+}
