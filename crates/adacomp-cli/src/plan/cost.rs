@@ -68,7 +68,7 @@ const HIDDEN: f64 = 0.3;
 /// Links between which break-even is looked for, in bytes a second.
 const LINKS: (f64, f64) = (1e2, 1e13);
 
-/// Predicts all strategies: first dense in every step, then the others and at last dense with the local steps of the setting, if any.
+/// Predicts all strategies: first dense in every step, then dense with the local steps of the setting, if any, then the others.
 pub(super) fn predict(model: &Model, setting: &Setting, machine: &Machine) -> Vec<Prediction> {
     let cost = |strategy, steps| {
         Cost::new(strategy, model, setting.learners, machine).with_local_steps(steps, model, machine)
@@ -87,8 +87,8 @@ pub(super) fn predict(model: &Model, setting: &Setting, machine: &Machine) -> Ve
         }
     };
     let steps = setting.local_steps;
-    let all = Strategy::ALL.map(|strategy| (strategy, if strategy == Strategy::Dense { 0 } else { steps }));
-    all.into_iter().chain((steps > 0).then_some((Strategy::Dense, steps))).map(prediction).collect()
+    let every_step = (steps > 0).then_some((Strategy::Dense, 0)).into_iter();
+    every_step.chain(Strategy::ALL.map(|strategy| (strategy, steps))).map(prediction).collect()
 }
 
 /// What one exchange costs a learner.

@@ -29,24 +29,24 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<End> {
     } else {
         Machine::measured()?
     };
+    let used = machine.unwrap_or_default();
     let Some(model) = &arguments.model else {
-        return show_machine(machine, arguments.json);
+        return show_machine(&used, arguments.json);
     };
     let (model, setting) = (Model::read(model, ratios(arguments)?)?, setting(arguments)?);
-    let used = machine.unwrap_or_default();
     let predictions = predict(&model, &setting, &used);
     let (best, reason) = recommend(&predictions, &setting);
     let auto = Strategy::choose(&model.layout, setting.learners, Codec::Rice);
     if arguments.json {
         let plan = json!({
             "model": model, "setting": setting, "machine": used, "calibrated": machine.is_some(),
-            "predictions": predictions, "recommendation": best.to_string(), "reason": reason,
-            "auto": auto.to_string(),
+            "predictions": predictions, "recommendation": best.strategy.to_string(),
+            "recommended_local_steps": best.local_steps, "reason": reason, "auto": auto.to_string(),
         });
         say!("{plan}");
     } else {
         tell!("{}", text(&model, &setting, &predictions));
-        say!("\n{best}: {reason}");
+        say!("\n{}: {reason}", best.strategy);
         say!("The strategy auto takes {auto} here.");
         if machine.is_none() {
             say!(
@@ -131,21 +131,21 @@ fn label(prediction: &Prediction) -> String {
     }
 }
 
-/// Returns the strategy to choose, and why.
-fn recommend(predictions: &[Prediction], setting: &Setting) -> (Strategy, String) {
+/// Returns what to choose, and why.
+fn recommend(predictions: &[Prediction], setting: &Setting) -> (Prediction, String) {
     let dense = predictions[0];
     if setting.learners == 1 {
-        return (Strategy::Dense, "one learner has nobody to exchange with".to_owned());
+        return (dense, "one learner has nobody to exchange with".to_owned());
     }
     let shortest = predictions.iter().map(|prediction| prediction.step).fold(f64::INFINITY, f64::min);
     // The first that is about as good as the best: each delays gradients more than those before it.
-    let best = predictions.iter().find(|prediction| WORTH * prediction.step <= shortest).unwrap_or(&dense);
+    let best = *predictions.iter().find(|prediction| WORTH * prediction.step <= shortest).unwrap_or(&dense);
     let sending = 100.0 * (dense.bytes / setting.bandwidth / dense.step).min(1.0);
-    if is_every_step_dense(best) {
+    if is_every_step_dense(&best) {
         let saved = 100.0 * (1.0 - shortest / dense.step);
         let saved = if saved < 1.0 { "nothing".to_owned() } else { format!("{saved:.0}% at most") };
         let reason = format!("compression would save {saved}: sending is {sending:.0}% of a dense step");
-        return (Strategy::Dense, reason + &below(predictions));
+        return (best, reason + &below(predictions));
     }
     let times = dense.step / best.step;
     let local =
@@ -158,7 +158,7 @@ fn recommend(predictions: &[Prediction], setting: &Setting) -> (Strategy, String
         }
     };
     (
-        best.strategy,
+        best,
         format!(
             "{local}a step is {times:.1} times as fast as a dense one, of which sending is {sending:.0}%{why}"
         ),
@@ -181,10 +181,9 @@ fn below(predictions: &[Prediction]) -> String {
 }
 
 /// Prints what was measured of this machine.
-fn show_machine(machine: Option<Machine>, as_json: bool) -> Result<End> {
-    let machine = machine.unwrap_or_default();
+fn show_machine(machine: &Machine, as_json: bool) -> Result<End> {
     if as_json {
-        say!("{}", serde_json::to_string(&machine)?);
+        say!("{}", serde_json::to_string(machine)?);
         return Ok(End::Done);
     }
     let nanoseconds = |seconds: f64| format!("{:.2} ns", 1e9 * seconds);
@@ -197,7 +196,7 @@ fn show_machine(machine: Option<Machine>, as_json: bool) -> Result<End> {
             row(["to write one of the average", &nanoseconds(machine.write)]),
             row(["to encode or decode one that is selected", &nanoseconds(machine.code)]),
             row(["to send or receive a byte", &nanoseconds(machine.byte)]),
-            row(["to start and end a transport", &show_seconds(machine.transport)]),
+            row(["to start and end a collective call", &show_seconds(machine.transport)]),
         ])
     );
     say!("kept in {}", Machine::file()?.display());
@@ -235,7 +234,6 @@ fn parse(text: &str, units: &[(&str, f64)]) -> Option<f64> {
 fn show_bandwidth(bytes: f64) -> String {
     let bits = 8.0 * bytes;
     match bits {
-        _ if bits.is_infinite() => "any".to_owned(),
         0.0..1e6 => format!("{:.0} kbit", bits / 1e3),
         0.0..1e9 => format!("{:.0} Mbit", bits / 1e6),
         0.0..1e10 => format!("{:.1} Gbit", bits / 1e9),

@@ -66,14 +66,26 @@ fn local_steps_send_seldom() {
     let (each, local) = (plan(&folder, sites), plan(&folder, &format!("{sites} --local-steps 30")));
     assert_eq!(each["predictions"].as_array().unwrap().len(), 4);
     assert_eq!(number(&each, DENSE, "step"), number(&local, DENSE, "step"));
-    for strategy in [GATHER, REDUCE, SHARDED] {
-        assert_eq!(number(&local, strategy, "bytes"), number(&each, strategy, "bytes") / 30.0);
-        assert!(number(&local, strategy, "step") < 0.55 && number(&each, strategy, "step") > 0.7, "{local}");
+    // With local steps all come after dense in every step.
+    for strategy in [DENSE, GATHER, REDUCE, SHARDED] {
+        assert_eq!(number(&local, 1 + strategy, "bytes"), number(&each, strategy, "bytes") / 30.0);
     }
-    let dense_local = 4;
-    assert_eq!(number(&local, dense_local, "bytes"), number(&local, DENSE, "bytes") / 30.0);
-    assert!(number(&local, dense_local, "step") > number(&local, GATHER, "step"));
-    assert_eq!(local["recommendation"], "gather");
+    for strategy in [GATHER, REDUCE, SHARDED] {
+        let [local, each] = [number(&local, 1 + strategy, "step"), number(&each, strategy, "step")];
+        assert!(local < 0.55 && each > 0.7, "{local} {each}");
+    }
+    assert!(number(&local, 1 + DENSE, "step") > number(&local, 1 + GATHER, "step"));
+    assert_eq!((&local["recommendation"], &local["recommended_local_steps"]), (&"gather".into(), &30.into()));
+    // Where dense exchanges are as fast, nothing needs compression.
+    let near =
+        plan(&folder, "4096x4096,4096 --learners 4 --bandwidth 10gbit --compute 0.5s --local-steps 500");
+    assert_eq!(near["recommendation"], "dense", "{near}");
+    let sooner =
+        plan(&folder, "4096x4096,4096 --learners 4 --bandwidth 100mbit --compute 0.5s --local-steps 500");
+    assert_eq!(
+        (&sooner["recommendation"], &sooner["recommended_local_steps"]),
+        (&"dense".into(), &500.into())
+    );
     let table = succeed(folder.path(), &format!("plan {sites} --local-steps 30")).stdout;
     assert!(
         table.contains("gather, 30 local steps") && table.contains("gather: with 30 local steps a step is"),
