@@ -2,6 +2,7 @@
 
 use crate::config::{Config, Length, Scheme};
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum, value_parser};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// Trains models with many learners, dense and with AdaComp gradient compression.
@@ -16,13 +17,19 @@ pub(crate) struct Arguments {
 }
 
 const EXAMPLES: &str = "Examples:
-  adacomp                                          compare dense and AdaComp on 1,797 digits
-  adacomp compare mnist-cnn --learners 8           the same on MNIST, with a report to look at
-  adacomp train cifar10-cnn --strategy sharded     one run, with checkpoints
-  adacomp train --resume runs/cifar10-cnn-1        go on with it
-  adacomp train shakespeare-transformer --local-steps 10 --matrix-bin 50    exchange weights in every tenth step only
-  mpirun -n 4 adacomp train mnist-cnn --transport mpi    four processes, also on four machines
-  adacomp plan resnet18 --learners 8 --bandwidth 1gbit --compute 0.3s    whether it would pay
+  Compare dense and AdaComp on 1,797 digits:
+    adacomp
+  The same on MNIST, with a report to look at:
+    adacomp compare mnist-cnn --learners 8
+  One run, with checkpoints, and going on with it:
+    adacomp train cifar10-cnn --strategy sharded
+    adacomp train --resume runs/cifar10-cnn-1
+  Exchange weights in every tenth step only:
+    adacomp train shakespeare-transformer --local-steps 10 --matrix-bin 50
+  Four processes, also on four machines:
+    mpirun -n 4 adacomp train mnist-cnn --transport mpi
+  Whether it would pay:
+    adacomp plan resnet18 --learners 8 --bandwidth 1gbit --compute 0.3s
 
 Words:
   learner             one participant of the training, with its own part of each minibatch
@@ -32,11 +39,15 @@ Words:
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Train a recipe once
-    #[command(after_help = "Example:\n  adacomp train mnist-cnn --learners 8 --epochs 3 --strategy reduce")]
+    #[command(
+        after_help = "Settings that are not given are the recipe's or, with --resume, the checkpoint's.\n\n\
+                            Example:\n  adacomp train mnist-cnn --learners 8 --epochs 3 --strategy reduce"
+    )]
     Train(TrainArguments),
     /// Train a recipe dense and with AdaComp from the same seed, and show both in a table and a report
     #[command(
-        after_help = "Example:\n  adacomp compare mnist-cnn --learners 8 --schemes dense,adacomp,top-k"
+        after_help = "Settings that are not given are the recipe's or, with --resume, the comparison's.\n\n\
+                      Example:\n  adacomp compare mnist-cnn --learners 8 --schemes dense,adacomp,top-k"
     )]
     Compare(CompareArguments),
     /// List the recipes, what they train and what to expect
@@ -47,9 +58,9 @@ pub(crate) enum Command {
     Data(DataCommand),
     /// Predict the time of a step on a link, dense and compressed, before anything is run
     #[command(
-        after_help = "Examples:\n  adacomp plan resnet18 --learners 8 --bandwidth 1gbit --latency 0.2ms --compute 0.3s\n  \
-                      adacomp plan 4096x2048,4096,1000x4096,1000 --learners 64 --bandwidth 10gbit --compute 50ms\n  \
-                      adacomp plan shakespeare-transformer --learners 4 --bandwidth 100mbit --latency 50ms --local-steps 30\n  \
+        after_help = "Examples:\n  adacomp plan resnet18 --learners 8 --bandwidth 1gbit --compute 0.3s\n  \
+                      adacomp plan 4096x2048,4096,1000x4096,1000 --learners 64 --compute 50ms\n  \
+                      adacomp plan digits --bandwidth 100mbit --latency 50ms --local-steps 30\n  \
                       adacomp plan --calibrate"
     )]
     Plan(PlanArguments),
@@ -179,7 +190,7 @@ pub(crate) struct TrainingArguments {
     pub(crate) transport: TransportKind,
     /// Threads that the learners are spread over [default: one for each core]
     #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
+    pub(crate) threads: Option<NonZeroUsize>,
     /// Seconds to wait for other learners before the run fails
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = value_parser!(u64).range(1..=1 << 32))]
     pub(crate) timeout: u64,

@@ -116,7 +116,8 @@ pub(crate) struct Config {
     #[arg(long, value_parser = choice(STRATEGIES))]
     #[serde(with = "text")]
     pub(crate) strategy: StrategyChoice,
-    /// The code of selected elements: rice is close to the entropy, paper is the paper's 8 and 16 bits [default: rice]
+    /// With the strategy gather, the code of selected elements: rice is close to the entropy, paper is the paper's 8 and 16
+    /// bits [default: rice]
     #[arg(long, value_parser = choice([Codec::Rice, Codec::Paper]))]
     #[serde(with = "text")]
     pub(crate) codec: Codec,
@@ -163,11 +164,12 @@ pub(crate) struct Config {
     /// The largest norm of the averaged gradient of all weights; with local steps, of each learner's own gradient
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip: Option<f64>,
-    /// Bounds what one learner can do: no value that it sends counts for more than this many times the median of what learners
-    /// send in a layer at most
+    /// Limits what one learner can do to the average: in each layer, its values are cut to this many times the largest value
+    /// of the median learner
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) learner_clip: Option<f64>,
-    /// The number of first steps that send all gradients [default: 0]
+    /// In this many first steps learners send everything, and nothing waits; with local steps, in the exchanges among these
+    /// steps [default: 0]
     #[arg(long, value_name = "STEPS")]
     pub(crate) warm_up: u64,
     /// Local steps: each learner trains alone, with an optimiser of its own, and once in this many steps learners exchange how
@@ -175,7 +177,7 @@ pub(crate) struct Config {
     /// step, and all share one optimiser [default: 0]
     #[arg(long, value_name = "STEPS")]
     pub(crate) local_steps: u64,
-    /// With local steps: how far the shared weights move, of the average of what learners have moved [default: 1]
+    /// With local steps: the shared weights move by this rate times what learners have moved on average [default: 1]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub(crate) outer_rate: f64,
     /// With local steps: the Nesterov momentum of the shared weights; DiLoCo has 0.9, with an outer rate of 0.7 [default: 0]
@@ -258,12 +260,14 @@ impl Config {
         for (what, value) in
             [("learning rate", self.learning_rate), ("gradient norm", self.clip.unwrap_or(1.0))]
         {
-            ensure!(value.is_finite() && value > 0.0, "a {what} of {value}: choose a number above 0");
+            // What is computed with is an f32.
+            let fits = value as f32 > 0.0 && value <= 1e38;
+            ensure!(fits, "a {what} of {value:?}: choose a number above 0, and at most 1e38");
         }
         let clip = self.learner_clip.unwrap_or(1.0) as f32;
         ensure!(clip.is_finite() && clip >= 1.0, "a learner clip of {clip}: choose a number from 1 on");
-        let decays = weight_decay.is_finite() && *weight_decay >= 0.0;
-        ensure!(decays, "a weight decay of {weight_decay}: choose 0 or more");
+        let decays = (0.0..=1e38).contains(weight_decay);
+        ensure!(decays, "a weight decay of {weight_decay:?}: choose 0 or more, and at most 1e38");
         ensure!((0.0..1.0).contains(momentum), "a momentum of {momentum}: choose 0 or more, and below 1");
         self.exchanges().check()?;
         if self.local_steps == 0 && (self.outer_rate, self.outer_momentum) != (1.0, 0.0) {
@@ -286,6 +290,12 @@ impl Config {
             adacomp::Parameter::new("matrices", &[1 << 14, 1]),
         ])?;
         Ok(())
+    }
+
+    /// Returns whether it is the other one but for length, learners and where the data is.
+    pub(crate) fn has_settings_of(&self, other: &Self) -> bool {
+        let Self { length, learners, data, .. } = self.clone();
+        *self == Self { length, learners, data, ..other.clone() }
     }
 
     /// Returns whether learners take local steps.

@@ -1,7 +1,7 @@
 //! The end of an epoch: tests the model, and writes down what the epoch has cost.
 
 use crate::data::Batch;
-use crate::history::{Epoch, Sums, Total};
+use crate::history::{Epoch, Seconds, Sums, Total};
 use crate::trainer::Trainer;
 use adacomp_burn::set_statistics;
 use adacomp_exchange::Transport;
@@ -13,7 +13,8 @@ use std::time::Instant;
 const TEST_BATCH: usize = 100;
 
 impl<T: Transport> Trainer<'_, T> {
-    pub(crate) fn end_epoch(&mut self, epoch: usize, learning_rate: f64) -> Result<()> {
+    /// Ends an epoch; also one that is not `complete`, at the end of a run. A longer run goes on with it.
+    pub(crate) fn end_epoch(&mut self, epoch: usize, complete: bool, learning_rate: f64) -> Result<()> {
         let start = Instant::now();
         let (test_loss, test_error) = self.evaluate()?;
         self.state.seconds.test += start.elapsed().as_secs_f64();
@@ -25,15 +26,18 @@ impl<T: Transport> Trainer<'_, T> {
                 layer.residual_norm = compressor.residual_statistics(number).map(|residual| residual.norm);
             }
         }
-        let (layout, before) = (&self.layout, &mut self.state.before);
-        before.add(&sums);
-        let seconds = std::mem::take(&mut self.state.seconds);
-        let earlier = self.state.history.epochs.last().map_or(0.0, |epoch| epoch.total.seconds);
-        self.state.history.epochs.push(Epoch {
+        let (layout, state) = (&self.layout, &mut self.state);
+        let mut total = state.before.clone();
+        total.add(&sums);
+        let (seconds, epochs) = (state.seconds, &mut state.history.epochs);
+        // What a shorter run has shown of this epoch is part of it.
+        epochs.pop_if(|last| state.step.saturating_sub(sums.steps as u64) < last.step);
+        let earlier = epochs.last().map_or(0.0, |epoch| epoch.total.seconds);
+        epochs.push(Epoch {
             epoch: epoch + 1,
-            step: self.state.step,
+            step: state.step,
             learning_rate,
-            train_loss: sums.loss / sums.steps,
+            train_loss: sums.mean_loss(),
             test_loss,
             test_error,
             dropped_steps: sums.dropped as u64,
@@ -41,17 +45,21 @@ impl<T: Transport> Trainer<'_, T> {
             compression_ratio: sums.compression_ratio(layout),
             frame_ratio: sums.frame_ratios(layout),
             total: Total {
-                bytes_sent: before.sent,
-                compression_ratio: before.compression_ratio(layout),
-                frame_ratio: before.frame_ratios(layout),
-                paper_frame_ratio: before.paper_frame_ratios(layout),
-                entropy_frame_ratio: before.entropy_frame_ratios(layout),
+                bytes_sent: total.sent,
+                compression_ratio: total.compression_ratio(layout),
+                frame_ratio: total.frame_ratios(layout),
+                paper_frame_ratio: total.paper_frame_ratios(layout),
+                entropy_frame_ratio: total.entropy_frame_ratios(layout),
                 seconds: earlier + seconds.training() + seconds.test,
             },
             seconds,
             layers,
         });
-        self.state.epoch = vec![Sums::new(self.layout.len()); hosted.len()];
+        if complete {
+            state.before = total;
+            state.epoch = vec![Sums::new(layout.len()); hosted.len()];
+            state.seconds = Seconds::default();
+        }
         Ok(())
     }
 

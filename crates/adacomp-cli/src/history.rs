@@ -49,7 +49,7 @@ pub(crate) struct Epoch {
     pub(crate) step: u64,
     /// The learning rate of the last step.
     pub(crate) learning_rate: f64,
-    /// The mean over the steps of this epoch.
+    /// The mean over the steps of this epoch whose loss is finite.
     #[serde(deserialize_with = "number")]
     pub(crate) train_loss: f64,
     /// The mean over the test data, in nats.
@@ -169,8 +169,11 @@ pub(crate) struct Sums {
     dense_copies: f64,
     /// Steps that were not averaged.
     pub(crate) dropped: f64,
+    /// The sum of losses that are finite, and their number. Older checkpoints do not say that.
     #[serde(deserialize_with = "number")]
-    pub(crate) loss: f64,
+    loss: f64,
+    #[serde(default = "unknown")]
+    losses: f64,
     /// Bytes handed to the transport.
     pub(crate) sent: f64,
     /// Bytes of all messages, each counted once for the copies that its strategy needs.
@@ -209,6 +212,23 @@ impl Sums {
         if self.ring_copies.is_nan() {
             self.ring_copies = self.steps * ring_copies(learners);
         }
+        if self.losses.is_nan() {
+            self.losses = self.steps;
+        }
+    }
+
+    /// Counts a step. Where its loss is not finite it will be dropped, and that of the others still tells something.
+    pub(crate) fn count_step(&mut self, loss: f64) {
+        self.steps += 1.0;
+        if loss.is_finite() {
+            self.loss += loss;
+            self.losses += 1.0;
+        }
+    }
+
+    /// Returns the mean loss.
+    pub(crate) fn mean_loss(&self) -> f64 {
+        self.loss / self.losses
     }
 
     /// Counts the bytes of an exchange, after this many steps, of a learner that is hosted here.
@@ -218,6 +238,9 @@ impl Sums {
         self.sent += traffic.sent as f64;
         self.ring_copies += steps as f64 * ring_copies(learners);
         if strategy != Strategy::Gather {
+            // There is no frame whose size in another code could be told.
+            self.paper.clear();
+            self.entropy.clear();
             self.dense_copies += ring_copies(learners);
             self.moved += traffic.sent as f64;
             self.layers.iter_mut().zip(&traffic.layers).for_each(|(sum, layer)| *sum += layer.sent as f64);
@@ -238,7 +261,7 @@ impl Sums {
                 }
                 None => (section, section),
             };
-            // A run that was begun before these were counted has none.
+            // Once something was sent without counting them, they are not known.
             for (sums, bytes) in [(&mut self.paper, paper), (&mut self.entropy, entropy)] {
                 if let Some(sum) = sums.get_mut(layer) {
                     *sum += bytes;
@@ -256,10 +279,13 @@ impl Sums {
         self.dense_copies += other.dense_copies;
         self.dropped += other.dropped;
         self.loss += other.loss;
+        self.losses += other.losses;
         self.sent += other.sent;
         self.moved += other.moved;
         let own = [&mut self.layers, &mut self.paper, &mut self.entropy];
         for (sums, others) in own.into_iter().zip([&other.layers, &other.paper, &other.entropy]) {
+            // What is not known of a part is not known of the whole.
+            sums.truncate(others.len());
             sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
         }
     }
@@ -274,9 +300,20 @@ impl Sums {
     pub(crate) fn mean(all: &[Self]) -> Self {
         let mut mean = Self::new(all.first().map_or(0, |sums| sums.layers.len()));
         all.iter().for_each(|sums| mean.add(sums));
-        let Self { steps, ring_copies, dense_copies, dropped, loss, sent, moved, layers, paper, entropy } =
-            &mut mean;
-        [steps, ring_copies, dense_copies, dropped, loss, sent, moved]
+        let Self {
+            steps,
+            ring_copies,
+            dense_copies,
+            dropped,
+            loss,
+            losses,
+            sent,
+            moved,
+            layers,
+            paper,
+            entropy,
+        } = &mut mean;
+        [steps, ring_copies, dense_copies, dropped, loss, losses, sent, moved]
             .into_iter()
             .chain(layers)
             .chain(paper)

@@ -1,10 +1,11 @@
 //! `adacomp inspect`
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, RUN};
 use crate::files;
 use crate::show::{self, flat, row, table};
 use adacomp::{Form, Header, SavedBy, Section, outline};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::path::Path;
 
@@ -13,6 +14,7 @@ pub(crate) fn describe(path: &Path) -> Result<String> {
     match path.is_dir() {
         true => checkpoint(path),
         false => {
+            ensure!(!path.ends_with(RUN), "{} is part of a checkpoint: name its folder", path.display());
             let failed = || format!("{} is neither a safetensors file nor a frame", path.display());
             file(&files::read(path)?).with_context(failed)
         }
@@ -41,15 +43,18 @@ fn checkpoint(folder: &Path) -> Result<String> {
     for name in saved.files.keys() {
         let bytes = checkpoint.read(name)?;
         let tensors = SafeTensors::deserialize(&bytes).with_context(|| format!("{name} is damaged"))?;
-        let (elements, squares) = tensors.iter().fold((0, 0.0), |(elements, squares), (_, tensor)| {
-            (elements + tensor.shape().iter().product::<usize>(), squares + sum_of_squares(&tensor))
-        });
+        let elements: usize =
+            tensors.iter().map(|(_, tensor)| tensor.shape().iter().product::<usize>()).sum();
+        let norm = tensors
+            .iter()
+            .map(|(_, tensor)| values(&tensor).map(norm))
+            .try_fold(0.0, |all: f64, norm| Some(all.hypot(norm?)));
         rows.push(row([
             &show::short(name),
             &tensors.len().to_string(),
             &elements.to_string(),
             &bytes.len().to_string(),
-            &format!("{:.4e}", f64::sqrt(squares)),
+            &number(norm),
         ]));
     }
     Ok(text + "\n" + &table(&rows))
@@ -79,8 +84,12 @@ fn tensors_table(bytes: &[u8], tensors: &SafeTensors<'_>) -> String {
             &show::short(name),
             &format!("{:?}", tensor.dtype()),
             &show::short(&format!("{:?}", tensor.shape())),
-            &format!("{:.4e}", sum_of_squares(&tensor).sqrt()),
-            &format!("{:.4e}", values(&tensor).fold(0.0, |largest: f32, value| largest.max(value.abs()))),
+            &number(values(&tensor).map(norm)),
+            // A number that is none counts as the largest.
+            &number(
+                values(&tensor)
+                    .map(|values| values.map(f32::abs).max_by(f32::total_cmp).map_or(0.0, f64::from)),
+            ),
         ]));
     }
     title + &table(&rows)
@@ -107,12 +116,17 @@ fn frame_table(header: &Header, sections: &[Section], bytes: usize) -> String {
     text + &table(&rows)
 }
 
-/// Returns the values of a tensor of f32, and none of another type.
-fn values<'a>(tensor: &safetensors::tensor::TensorView<'a>) -> impl Iterator<Item = f32> + use<'a> {
-    let bytes: &'a [u8] = if tensor.dtype() == Dtype::F32 { tensor.data() } else { &[] };
-    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
+/// Returns the values of a tensor, if they are f32.
+fn values<'a>(tensor: &TensorView<'a>) -> Option<impl Iterator<Item = f32> + use<'a>> {
+    let bytes: &'a [u8] = tensor.data();
+    let values = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    (tensor.dtype() == Dtype::F32).then_some(values)
 }
 
-fn sum_of_squares(tensor: &safetensors::tensor::TensorView<'_>) -> f64 {
-    values(tensor).map(|value| f64::from(value) * f64::from(value)).sum()
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.fold(0.0, |sum, value| sum + f64::from(value) * f64::from(value)).sqrt()
+}
+
+fn number(number: Option<f64>) -> String {
+    number.map_or_else(|| "-".to_owned(), |number| format!("{number:.4e}"))
 }

@@ -76,7 +76,7 @@ pub(crate) struct Session<'a> {
     is_reporter: bool,
     stop: Arc<AtomicBool>,
     timeout: Duration,
-    pub(crate) threads: usize,
+    threads: usize,
 }
 
 impl<'a> Session<'a> {
@@ -98,6 +98,15 @@ impl<'a> Session<'a> {
             bail!("mpirun started {learners} processes: leave --learners out, or start as many");
         }
         let most = if processes.is_some() { usize::MAX } else { MAX_LEARNERS };
+        let minibatch = config.minibatch;
+        if arguments.resume.is_some() && !minibatch.is_multiple_of(config.learners) {
+            let fit = (1..=minibatch.min(most)).filter(|learners| minibatch.is_multiple_of(*learners));
+            let fit = fit.map(|learners| learners.to_string()).collect::<Vec<_>>().join(", ");
+            bail!(
+                "a run keeps its minibatch, and {minibatch} samples cannot be split evenly over {} learners: choose one of {fit}",
+                config.learners
+            );
+        }
         for &scheme in &schemes {
             Config { scheme, ..config.clone() }.check(most)?;
         }
@@ -114,7 +123,7 @@ impl<'a> Session<'a> {
             processes.barrier()?;
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = arguments.threads.unwrap_or(cores).clamp(1, config.learners);
+        let threads = arguments.threads.map_or(cores, usize::from).min(config.learners);
         Ok(Self {
             arguments,
             recipe,
@@ -159,6 +168,20 @@ impl<'a> Session<'a> {
         Ok(folder)
     }
 
+    /// Checks that a run can go on with this configuration.
+    pub(crate) fn check(&self, from: &Checkpoint, config: &Config) -> Result<()> {
+        let (steps, _) = config.steps(self.data.train.len())?;
+        from.check(config, steps)
+    }
+
+    /// Says what the learners run on.
+    pub(crate) fn workers(&self) -> String {
+        match &self.processes {
+            None => format!("{} threads", self.threads),
+            Some(processes) => format!("{} processes of one thread", processes.learners()),
+        }
+    }
+
     /// Prints the configuration, so that the run can be repeated.
     pub(crate) fn introduce(&self) -> Result<()> {
         if !self.is_reporter() {
@@ -175,7 +198,7 @@ impl<'a> Session<'a> {
         let (train, test) = (self.data.train.len(), self.data.test.len());
         let more = [
             ("samples".to_owned(), format!("{train} to train, {test} to test")),
-            ("threads".to_owned(), self.threads.to_string()),
+            ("computed by".to_owned(), self.workers()),
         ];
         for (name, value) in flat(&configuration).into_iter().chain(more) {
             say!("  {name:<15} {value}");

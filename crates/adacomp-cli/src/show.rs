@@ -208,11 +208,11 @@ impl Progress {
         if !std::mem::replace(&mut self.has_header, true) {
             self.print(
                 "epoch  test error  test loss  train loss  compression ratio  sent per learner  \
-                 frame ratio    conv  matrix        time",
+                 frame ratio    conv  matrix  time so far",
             );
         }
         self.print(&format!(
-            "{:>5}  {:>9.2}%  {:>9.4}  {:>10.4}  {:>17}  {:>16}  {:>11}  {:>6}  {:>6}  {:>10}",
+            "{:>5}  {:>9.2}%  {:>9.4}  {:>10.4}  {:>17}  {:>16}  {:>11}  {:>6}  {:>6}  {:>11}",
             epoch.epoch,
             epoch.test_error,
             epoch.test_loss,

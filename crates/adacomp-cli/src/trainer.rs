@@ -36,8 +36,9 @@ pub(crate) struct Run {
     pub(crate) stop: Arc<AtomicBool>,
 }
 
-/// A run ends after this number of dropped steps in a row: nothing can change any more.
-pub(crate) const MOST_DROPPED: u64 = 100;
+/// A run ends after this number of dropped steps in a row, and of exchanges with local steps: nothing can change any more.
+const MOST_DROPPED: u64 = 100;
+const MOST_DROPPED_EXCHANGES: u64 = 10;
 /// From this number on, a run does not replace a checkpoint that was saved before.
 const DOUBTFUL: u64 = 10;
 
@@ -66,29 +67,32 @@ pub(crate) struct Ended {
     pub(crate) history: History,
     pub(crate) strategy: Strategy,
     pub(crate) steps: u64,
+    /// Steps that were dropped, since the start of the run.
+    dropped: u64,
     /// Whether somebody pressed Ctrl-C.
     pub(crate) interrupted: bool,
     /// Whether it was given up because too many steps were dropped in a row.
     pub(crate) diverged: bool,
-    /// Whether the last checkpoint holds this end, and not an earlier step that was still all right.
+    /// Whether the last checkpoint holds this end. Otherwise there is one of an earlier step that was still all right, or none.
     pub(crate) saved: bool,
     pub(crate) checksum: String,
 }
 
 impl Ended {
     pub(crate) fn end(&self) -> End {
-        match self.diverged {
-            true => End::Diverged,
-            false if self.interrupted => End::Interrupted,
+        match self.interrupted {
+            _ if self.diverged => End::Diverged,
+            true => End::Interrupted,
+            false if !self.saved => End::Diverged,
             false => End::Done,
         }
     }
 
     /// Says in one line what went wrong, if something did. `folder` is the run's.
     pub(crate) fn trouble(&self, folder: &Path) -> Option<String> {
-        let mut text = match self.history.epochs.iter().map(|epoch| epoch.dropped_steps).sum::<u64>() {
+        let mut text = match self.dropped {
             _ if self.diverged => format!(
-                "given up at step {}: gradients were not finite in {MOST_DROPPED} steps in a row",
+                "given up at step {}: the last {MOST_DROPPED} steps were dropped, because gradients were not finite",
                 self.steps
             ),
             0 if self.saved => return None,
@@ -96,7 +100,10 @@ impl Ended {
             dropped => format!("{dropped} of {} steps were dropped: a gradient was not finite", self.steps),
         };
         if !self.saved {
-            text += &format!("; {} keeps the checkpoint from before", folder.display());
+            text += &match checkpoint::is_in(folder) {
+                true => format!("; {} keeps the checkpoint from before", folder.display()),
+                false => "; nothing is saved".to_owned(),
+            };
         }
         Some(text + "; a lower --learning-rate may help")
     }
@@ -118,11 +125,10 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let chosen = from.map_or(StrategyChoice::Auto, |from| from.chosen(config));
         let mut exchange = Exchange::new(transport, layout.clone(), config.options(&layout, chosen))?;
         exchange.agree_on(&config.exchanges())?;
-        let state = match from {
+        let mut state = match from {
             Some(checkpoint) => checkpoint.load(config, &parameters, &untrained, &mut exchange)?,
             None => {
                 let weights = weights(&model)?;
-                let layers = layout.layers().iter().map(LayerInfo::from).collect();
                 let statistics = statistics(&model)?;
                 // With local steps each learner has weights and an optimiser of its own.
                 let (local, optimizers) = if config.is_local() { (hosted, hosted) } else { (0, 1) };
@@ -138,10 +144,11 @@ impl<'a, T: Transport> Trainer<'a, T> {
                     epoch: vec![Sums::new(layout.len()); hosted],
                     before: Sums::new(layout.len()),
                     seconds: Seconds::default(),
-                    history: History { layers, epochs: Vec::new() },
+                    history: History::default(),
                 }
             }
         };
+        state.history.layers = layout.layers().iter().map(LayerInfo::from).collect();
         Ok(Self {
             run,
             data,
@@ -163,6 +170,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let (steps, in_epoch) = config.steps(self.data.train.len())?;
         let mut order = (usize::MAX, Vec::new());
         let (mut interrupted, mut diverged) = (false, false);
+        let most_dropped = MOST_DROPPED.max(MOST_DROPPED_EXCHANGES * config.local_steps);
         let first = self.state.step;
         while self.state.step < steps && !interrupted && !diverged {
             let draw = Draw { seed: config.seed, epoch: (self.state.step / in_epoch) as usize };
@@ -180,13 +188,14 @@ impl<'a, T: Transport> Trainer<'a, T> {
             }
             let step = self.state.step;
             // A run that is resumed, with other settings perhaps, gets all of these once more.
-            diverged = self.state.dropped_in_a_row.min(step - first) >= MOST_DROPPED;
+            diverged = self.state.dropped_in_a_row.min(step - first) >= most_dropped;
             if let Some(progress) = &mut progress {
                 progress.step(step, loss, &self.state.epoch[0], &self.layout);
             }
-            let epoch_ends = step.is_multiple_of(in_epoch) || step == steps;
+            let is_complete = step.is_multiple_of(in_epoch);
+            let epoch_ends = is_complete || step == steps;
             if epoch_ends {
-                self.end_epoch(draw.epoch, learning_rate)?;
+                self.end_epoch(draw.epoch, is_complete, learning_rate)?;
                 if let (Some(progress), Some(epoch)) = (&mut progress, self.state.history.epochs.last()) {
                     progress.epoch(epoch);
                 }
@@ -200,6 +209,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let average = self.average_statistics()?;
         Ok(Ended {
             checksum: checkpoint::checksum(&self.state.shared.weights, &average),
+            dropped: (self.state.before.dropped + self.state.epoch[0].dropped) as u64,
             history: self.state.history,
             strategy: self.exchange.options().strategy,
             steps: self.state.step,
@@ -260,8 +270,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
             () => None,
         };
         for ((sums, learner), loss) in self.state.epoch.iter_mut().zip(hosted).zip(&losses) {
-            sums.steps += 1.0;
-            sums.loss += loss;
+            sums.count_step(*loss);
             match outcome {
                 None => {}
                 // A dropped step sends next to nothing, which is no compression.
@@ -278,8 +287,8 @@ impl<'a, T: Transport> Trainer<'a, T> {
         }
         if let Some(outcome) = outcome {
             let dropped = outcome != Outcome::Averaged;
-            self.state.dropped_in_a_row = if dropped { self.state.dropped_in_a_row + 1 } else { 0 };
-            self.state.unexchanged = 0;
+            let steps = std::mem::take(&mut self.state.unexchanged);
+            self.state.dropped_in_a_row = if dropped { self.state.dropped_in_a_row + steps } else { 0 };
         }
         self.state.step += 1;
         self.unsaved = true;
@@ -373,15 +382,14 @@ impl<'a, T: Transport> Trainer<'a, T> {
         }
     }
 
-    /// Saves what has changed, unless that would replace a checkpoint of a run that was all right by one that is not.
+    /// Saves what has changed, unless it is not finite, or would replace a checkpoint of a run that was all right by one that is not.
     fn save(&mut self) -> Result<()> {
         if !self.unsaved {
             return Ok(());
         }
-        let weights = self.state.shared.weights.iter().flatten();
-        let sound = self.state.dropped_in_a_row < DOUBTFUL && { weights }.all(|weight| weight.is_finite());
+        let sound = self.state.dropped_in_a_row < DOUBTFUL;
         // A learner that has no use for its local weights is waited for: its next exchange brings it back.
-        if (sound || !self.saved_sound) && self.are_local_weights_finite()? {
+        if (sound || !self.saved_sound) && self.is_finite()? {
             self.saved_sound = sound;
             let average = self.average_statistics()?;
             let tensors = [&self.parameters[..], &self.untrained];
@@ -392,15 +400,13 @@ impl<'a, T: Transport> Trainer<'a, T> {
         Ok(())
     }
 
-    /// Returns whether what all learners have of their own with local steps is finite.
-    fn are_local_weights_finite(&mut self) -> Result<bool> {
-        if !self.run.config.is_local() {
-            return Ok(true);
-        }
-        let moments =
-            |optimizer: &Optimizer| optimizer.moments.iter().flatten().flatten().all(|m| m.is_finite());
-        let finite = self.state.local.iter().flatten().flatten().all(|weight| weight.is_finite())
-            && self.state.optimizers.iter().all(moments);
+    /// Returns whether all that learners have is finite: weights, moments and statistics.
+    fn is_finite(&mut self) -> Result<bool> {
+        let State { shared, local, optimizers, statistics, .. } = &self.state;
+        let shared = [&shared.weights, &shared.velocity];
+        let moments = optimizers.iter().flat_map(|optimizer| &optimizer.moments);
+        let mut values = shared.into_iter().chain(local).chain(statistics).chain(moments).flatten().flatten();
+        let finite = values.all(|value| value.is_finite());
         let transport = self.exchange.transport();
         let all = transport.all_gather(vec![vec![u8::from(finite)]; transport.hosted().len()])?;
         Ok(all.iter().all(|finite| **finite == [1]))

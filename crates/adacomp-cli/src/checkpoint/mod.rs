@@ -36,7 +36,9 @@ const FORMAT: u32 = 2;
 /// Its `run.json` has no checksum.
 const OLD_FORMAT: u32 = 1;
 const PREFIX: &str = "checkpoint-";
-const RUN: &str = "run.json";
+pub(crate) const RUN: &str = "run.json";
+/// In the folder of a comparison, whose runs have folders in it.
+pub(crate) const COMPARISON: &str = "compare.json";
 const WEIGHTS: &str = "weights.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// What the names of a learner's own weights begin with; moments begin with their number.
@@ -167,8 +169,14 @@ impl Checkpoint {
     pub(crate) fn open(folder: &Path) -> Result<Self> {
         let folder = match folder.join(RUN).is_file() {
             true => folder.to_owned(),
+            false if folder.join(COMPARISON).is_file() => {
+                let folder = folder.display();
+                bail!(
+                    "{folder} is a comparison: name the folder of one of its runs, or `adacomp compare --resume {folder}`"
+                )
+            }
             false => newest(folder)
-                .with_context(|| format!("{}: there is no checkpoint to resume from", folder.display()))?,
+                .with_context(|| format!("{}: there is no checkpoint in this folder", folder.display()))?,
         };
         let path = folder.join(RUN);
         let saved = Saved::read(&files::read(&path)?).with_context(|| path.display().to_string())?;
@@ -196,10 +204,28 @@ impl Checkpoint {
             .with_context(|| self.folder.join(name).display().to_string())
     }
 
-    /// Returns what `auto` has stood for so far, if there are as many learners as before.
+    /// Checks that a run can go on with this configuration, to this number of steps.
+    pub(crate) fn check(&self, config: &Config, steps: u64) -> Result<()> {
+        let Saved { config: before, step, .. } = &self.saved;
+        ensure!(before.scheme == config.scheme, "a run keeps its scheme: leave --scheme out");
+        if before.optimizer != config.optimizer || before.minibatch != config.minibatch {
+            bail!("a run keeps its optimiser and its minibatch: leave --optimizer and --minibatch out");
+        }
+        if before.is_local() != config.is_local() {
+            bail!("a run keeps its way: whether it takes local steps cannot change");
+        }
+        // At its end a run can still be made one of another number of learners.
+        if *step > steps || *step == steps && !config.has_settings_of(before) {
+            bail!("nothing to do: the run is at step {step} of {steps}; give more with --steps or --epochs");
+        }
+        Ok(())
+    }
+
+    /// Returns what `auto` has stood for so far, if nothing has changed that it depends on.
     pub(crate) fn chosen(&self, config: &Config) -> StrategyChoice {
         let before = &self.saved.config;
-        match before.strategy() == StrategyChoice::Auto && before.learners == config.learners {
+        let same = (before.learners, before.codec) == (config.learners, config.codec);
+        match before.strategy() == StrategyChoice::Auto && same {
             true => self.saved.strategy,
             false => StrategyChoice::Auto,
         }
@@ -215,12 +241,6 @@ impl Checkpoint {
     ) -> Result<State> {
         let hosted = exchange.transport().hosted();
         let saved = &self.saved;
-        if saved.config.optimizer != config.optimizer || saved.config.minibatch != config.minibatch {
-            bail!("a run keeps its optimiser and its minibatch: leave --optimizer and --minibatch out");
-        }
-        if saved.config.is_local() != config.is_local() {
-            bail!("a run keeps its way: whether it takes local steps cannot change");
-        }
         let weights = self.tensors(WEIGHTS, "", parameters)?;
         ensure!(
             saved.history.layers.len() == weights.len(),
@@ -231,8 +251,13 @@ impl Checkpoint {
         );
         let same_learners = saved.config.learners == config.learners;
         // Their own is enough where there are as many learners as before; otherwise all of them are averaged.
-        let needed = if same_learners { hosted.clone() } else { 0..saved.config.learners };
-        let states = needed.clone().map(|learner| self.learner_state(learner));
+        let all = 0..saved.config.learners;
+        let needed = if same_learners { hosted.clone() } else { all.clone() };
+        // What owners have kept goes to all learners where there are no owners any more.
+        let had_owners = saved.files.contains_key(&of_learner("owner", 0));
+        let owners_end = had_owners && exchange.options().strategy != Strategy::Sharded;
+        let states = if owners_end { all } else { needed.clone() };
+        let states = states.map(|learner| self.learner_state(learner));
         exchange.load(&states.collect::<Result<Vec<_>>>()?)?;
         let statistics = needed.clone().map(|learner| match untrained.is_empty() {
             true => Ok(Vec::new()),
@@ -359,6 +384,11 @@ fn names(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
 pub(crate) fn run_folder(path: &Path) -> PathBuf {
     let full = if path.join(RUN).is_file() { path.canonicalize().ok() } else { None };
     full.as_deref().and_then(Path::parent).unwrap_or(path).to_owned()
+}
+
+/// Returns whether a run's folder has a checkpoint.
+pub(crate) fn is_in(folder: &Path) -> bool {
+    newest(folder).is_some()
 }
 
 fn newest(folder: &Path) -> Option<PathBuf> {

@@ -2,7 +2,7 @@
 
 use crate::End;
 use crate::args::CompareArguments;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{COMPARISON, Checkpoint};
 use crate::commands::train::result;
 use crate::config::{Config, Scheme, value_name};
 use crate::files::{self, write_atomically};
@@ -21,9 +21,11 @@ use std::path::Path;
 struct Comparison {
     config: Config,
     schemes: Vec<Scheme>,
+    /// What was typed to begin it. Older ones do not say.
+    #[serde(default = "command_line")]
+    command: String,
 }
 
-const COMPARISON: &str = "compare.json";
 const REPORT: &str = "report.html";
 /// The report's page, whose script reads the data and draws.
 const TEMPLATE: &str = include_str!("../report.html");
@@ -44,29 +46,41 @@ const NEXT: &str = "Open the report in a browser. What to try next:
 With cargo, write `cargo run --release --` for `adacomp`.";
 
 pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
-    let Comparison { config, schemes } = match &arguments.training.resume {
+    let before = match &arguments.training.resume {
         Some(folder) => read(folder, arguments.recipe.as_deref())?,
         None => {
             let recipe = arguments.recipe.as_deref().context("name a recipe, or a comparison to resume")?;
-            Comparison { config: Recipe::named(recipe)?.config.clone(), schemes: arguments.schemes.clone() }
+            let (config, schemes) = (Recipe::named(recipe)?.config.clone(), arguments.schemes.clone());
+            Comparison { config, schemes, command: command_line() }
         }
     };
+    let schemes = &before.schemes;
     for (number, scheme) in schemes.iter().enumerate() {
         ensure!(!schemes[..number].contains(scheme), "the scheme {} is named twice", value_name(*scheme));
     }
-    let mut session = Session::new(config, schemes, &arguments.training)?;
+    let mut session = Session::new(before.config.clone(), schemes.clone(), &arguments.training)?;
+    let is_resumed = arguments.training.resume.is_some();
+    if is_resumed && !session.config.has_settings_of(&before.config) {
+        bail!("a comparison keeps its settings, but for --epochs or --steps, --learners and --data");
+    }
     let folder = session.folder(&format!("compare-{}", session.recipe.name))?;
-    let comparison = Comparison { config: session.config.clone(), schemes: session.schemes.clone() };
+    let comparison = Comparison { config: session.config.clone(), ..before };
+    let mut found = Vec::new();
+    for &scheme in &comparison.schemes {
+        let from = if is_resumed { Checkpoint::find(&folder.join(value_name(scheme)))? } else { None };
+        let config = Config { scheme, ..comparison.config.clone() };
+        from.as_ref().map_or(Ok(()), |from| session.check(from, &config))?;
+        found.push((config, from));
+    }
     session.introduce()?;
     if session.is_reporter() {
         write_atomically(&folder.join(COMPARISON), &serde_json::to_vec_pretty(&comparison)?)?;
     }
     let mut runs = Vec::new();
     let mut end = End::Done;
-    for &scheme in &comparison.schemes {
-        let config = Config { scheme, ..comparison.config.clone() };
+    for (config, from) in found {
+        let scheme = config.scheme;
         let own = folder.join(value_name(scheme));
-        let from = Checkpoint::find(&own)?;
         if session.is_reporter() && session.json().is_none() {
             say!("{}", value_name(scheme));
         }
@@ -81,18 +95,16 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<End> {
             break;
         }
     }
-    match end {
-        _ if !session.is_reporter() => {}
-        End::Interrupted => note!("interrupted; go on with: adacomp compare --resume {}", folder.display()),
-        End::Diverged => {}
-        End::Done => {
-            conclude(&session, &runs)?;
-            note!("report: {}", folder.join(REPORT).display());
+    if session.is_reporter() {
+        conclude(&session, &runs);
+        note!("report: {}", folder.join(REPORT).display());
+        if end == End::Interrupted {
+            note!("interrupted; go on with: adacomp compare --resume {}", folder.display());
         }
-    }
-    for (scheme, ended) in runs.iter().filter(|_| session.is_reporter()) {
-        let own = folder.join(value_name(*scheme));
-        ended.trouble(&own).inspect(|trouble| note!("{}: {trouble}", value_name(*scheme)));
+        for (scheme, ended) in &runs {
+            let own = folder.join(value_name(*scheme));
+            ended.trouble(&own).inspect(|trouble| note!("{}: {trouble}", value_name(*scheme)));
+        }
     }
     session.end();
     Ok(end)
@@ -125,15 +137,15 @@ fn write_report(
         .filter(|(name, _)| name != "scheme")
         .map(|(name, value)| (name, Value::String(value)))
         .collect();
-    let run = |(scheme, ended): &(Scheme, Ended)| json!({ "scheme": scheme, "history": ended.history });
+    let run = |(scheme, ended): &(Scheme, Ended)| json!({ "scheme": scheme, "diverged": ended.end() == End::Diverged, "history": ended.history });
     let data = json!({
         "recipe": name,
         "about": about,
         "metric": metric,
         "finished": finished,
-        "command": command_line(),
+        "command": comparison.command,
         "configuration": configuration,
-        "machine": format!("{} threads, {} kernel", session.threads, adacomp::Kernel::best()),
+        "machine": format!("{}, {} kernel", session.workers(), adacomp::Kernel::best()),
         "runs": runs.iter().map(run).collect::<Vec<_>>(),
     });
     // Within a script nothing may look like its end.
@@ -152,15 +164,16 @@ fn command_line() -> String {
     std::env::args_os().skip(1).map(word).fold("adacomp".to_owned(), |line, word| line + " " + &word)
 }
 
-fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) -> Result<()> {
+/// Shows the runs that have been tested.
+fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) {
     let recipe = &session.recipe;
+    let runs = runs.iter().filter_map(|(scheme, ended)| Some((scheme, ended, ended.history.epochs.last()?)));
     if session.json().is_some() {
         let mut line = Map::from_iter([("recipe".to_owned(), json!(recipe.name))]);
-        for (scheme, ended) in runs {
-            line.insert(value_name(*scheme), result(recipe.metric, ended)?);
+        for (scheme, ended, last) in runs {
+            line.insert(value_name(*scheme), result(recipe.metric, ended.strategy, last));
         }
-        say!("{}", Value::Object(line));
-        return Ok(());
+        return say!("{}", Value::Object(line));
     }
     let mut rows = vec![row([
         recipe.name,
@@ -172,8 +185,7 @@ fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) -> Result<()> {
         "matrix",
         "time",
     ])];
-    for (scheme, ended) in runs {
-        let last = ended.history.epochs.last().context("the run ended before its first test")?;
+    for (scheme, _, last) in runs {
         let total = &last.total;
         rows.push(row([
             &value_name(*scheme),
@@ -187,5 +199,4 @@ fn conclude(session: &Session<'_>, runs: &[(Scheme, Ended)]) -> Result<()> {
         ]));
     }
     say!("\n{}", show::table(&rows));
-    Ok(())
 }

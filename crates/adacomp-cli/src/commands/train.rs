@@ -10,7 +10,7 @@ use crate::session::Session;
 use crate::show;
 use crate::trainer::Ended;
 use adacomp_exchange::Strategy;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -32,23 +32,24 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<End> {
     }
     let scheme = config.scheme;
     let mut session = Session::new(config, vec![scheme], &arguments.training)?;
-    let folder = session.folder(session.recipe.name)?;
     let config = session.config.clone();
+    from.as_ref().map_or(Ok(()), |from| session.check(from, &config))?;
+    let folder = session.folder(session.recipe.name)?;
     session.introduce()?;
     let ended = session.train(config.clone(), &folder, arguments.save_every, from.as_ref())?;
     if session.is_reporter() {
-        conclude(&session, &config, &ended, &folder)?;
+        conclude(&session, &config, &ended, &folder);
     }
     session.end();
     Ok(ended.end())
 }
 
-fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path) -> Result<()> {
+fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path) {
     if session.json().is_some() {
         let mut line = Map::from_iter([("recipe".to_owned(), json!(config.recipe))]);
         // An interrupted run may have no result yet.
-        if !ended.history.epochs.is_empty() {
-            line.insert(value_name(config.scheme), result(session.recipe.metric, ended)?);
+        if let Some(last) = ended.history.epochs.last() {
+            line.insert(value_name(config.scheme), result(session.recipe.metric, ended.strategy, last));
         }
         line.insert("weights_checksum".to_owned(), json!(ended.checksum));
         say!("{}", Value::Object(line));
@@ -74,7 +75,6 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
     if let Some(trouble) = ended.trouble(folder) {
         note!("{trouble}");
     }
-    Ok(())
 }
 
 /// Says what a run has come to: its result, its bytes, and where the time of the last epoch went.
@@ -105,19 +105,18 @@ fn summary(metric: Metric, last: &Epoch, strategy: Strategy) -> String {
 }
 
 /// Returns what a run has come to, for programs.
-pub(crate) fn result(metric: Metric, ended: &Ended) -> Result<Value> {
-    let last = ended.history.epochs.last().context("the run ended before its first test")?;
+pub(crate) fn result(metric: Metric, strategy: Strategy, last: &Epoch) -> Value {
     let (name, value) = match metric {
         Metric::Error => ("test_error", last.test_error),
         Metric::Loss => ("loss", last.test_loss),
     };
     let total = &last.total;
-    Ok(json!({
+    json!({
         (name): value,
-        "strategy": ended.strategy.to_string(),
+        "strategy": strategy.to_string(),
         "compression_ratio": total.compression_ratio,
         "frame_ratio": total.frame_ratio,
         "bytes_sent": total.bytes_sent,
         "seconds": total.seconds,
-    }))
+    })
 }

@@ -8,7 +8,7 @@ mod text;
 
 use crate::draw::Draw;
 use crate::recipes::{Architecture, Recipe};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Deserialize;
 use std::path::Path;
 
@@ -77,10 +77,13 @@ impl Batch {
 const SEQUENCE: usize = 50;
 
 /// Loads a recipe's data from this folder, or from the cache, where it is fetched to if it is not there yet.
-pub(crate) fn load(recipe: &Recipe, folder: Option<&Path>) -> Result<Data> {
-    let folder = || folder.map_or_else(|| recipe.data.source().get(), |folder| Ok(folder.to_owned()));
+pub(crate) fn load(recipe: &Recipe, given: Option<&Path>) -> Result<Data> {
+    let folder = || given.map_or_else(|| recipe.data.source().get(), |folder| Ok(folder.to_owned()));
     match (recipe.data, &recipe.architecture) {
-        (DataSet::Digits, _) => Ok(images::load_digits()),
+        (DataSet::Digits, _) => match given {
+            None => Ok(images::load_digits()),
+            Some(_) => bail!("digits are inside the program: leave --data out"),
+        },
         (DataSet::Mnist | DataSet::FashionMnist, _) => images::load_mnist(&folder()?),
         (DataSet::Cifar10, _) => images::load_cifar(&folder()?, recipe.augment),
         (DataSet::Shakespeare, Architecture::Transformer { context, .. }) => text::load(&folder()?, *context),

@@ -39,11 +39,16 @@ fn settings_that_make_no_sense() {
             "train digits --scheme top-k --strategy sharded",
             "top-k can only be exchanged with the strategy gather",
         ),
-        ("train digits --learning-rate -1", "a learning rate of -1: choose a number above 0"),
+        ("train digits --learning-rate -1", "a learning rate of -1.0: choose a number above 0"),
+        (
+            "train digits --learning-rate 1e39",
+            "a learning rate of 1e39: choose a number above 0, and at most",
+        ),
+        ("train digits --learning-rate 1e-50", "a learning rate of 1e-50: choose a number above 0"),
         ("train digits --learning-rate NaN", "a learning rate of NaN: choose a number above 0"),
-        ("train digits --clip 0", "a gradient norm of 0: choose a number above 0"),
+        ("train digits --clip 0", "a gradient norm of 0.0: choose a number above 0"),
         ("train digits --learner-clip 0.5", "a learner clip of 0.5: choose a number from 1 on"),
-        ("train digits --weight-decay -1", "a weight decay of -1: choose 0 or more"),
+        ("train digits --weight-decay -1", "a weight decay of -1.0: choose 0 or more"),
         ("train digits --momentum 1", "a momentum of 1: choose 0 or more, and below 1"),
         ("train digits --local-steps 2 --outer-rate 0", "an outer rate of 0: choose a number above 0"),
         (
@@ -57,7 +62,9 @@ fn settings_that_make_no_sense() {
         ("train digits --steps 0", "train for at least one epoch or step"),
         ("train digits --test-samples 0", "choose at least one test sample"),
         ("train digits --data . --image-folder", "digits has no form for a folder of pictures"),
-        ("train --resume nowhere", "nowhere: there is no checkpoint to resume from"),
+        ("train digits --data nowhere", "digits are inside the program: leave --data out"),
+        ("train digits --threads 0", "invalid value '0' for '--threads <N>'"),
+        ("train --resume nowhere", "nowhere: there is no checkpoint in this folder"),
         ("compare --resume nowhere", "nowhere: there is no comparison to resume"),
         ("data get nonsense", "there is no data set `nonsense`: choose one of digits, mnist"),
         ("inspect nothing", "cannot read nothing"),
@@ -231,6 +238,20 @@ fn a_checkpoint_of_another_recipe_or_a_damaged_one() {
     refused(&folder, "train --resume run", "weights.safetensors is damaged");
     fs::write(&weights, &good).unwrap();
     refused(&folder, "train --resume run --scheme top-k --strategy reduce", "top-k can only be exchanged");
+    refused(&folder, "train --resume run --scheme dense", "a run keeps its scheme: leave --scheme out");
+    refused(
+        &folder,
+        "train --resume run --learners 5",
+        "a run keeps its minibatch, and 32 samples cannot be split evenly over 5 learners: choose one of 1, 2, 4, 8, 16, 32",
+    );
+    // Nothing of it would be used, and nothing of it is saved.
+    for (setting, of) in [("--steps 3", 3), ("--learning-rate 0.5", 5)] {
+        let message =
+            format!("nothing to do: the run is at step 5 of {of}; give more with --steps or --epochs");
+        refused(&folder, &format!("train --resume run {setting}"), &message);
+    }
+    let file = "run/checkpoint-00000005/run.json";
+    refused(&folder, &format!("inspect {file}"), "run.json is part of a checkpoint: name its folder");
     for setting in ["--optimizer adam", "--minibatch 64"] {
         refused(
             &folder,
@@ -255,6 +276,22 @@ fn a_checkpoint_of_another_recipe_or_a_damaged_one() {
         );
         refused(&folder, "inspect run", "run.json: it is damaged, or was edited: its checksum is another");
     }
+}
+
+#[test]
+fn a_comparison_keeps_its_settings() {
+    let folder = Folder::new();
+    succeed(folder.path(), "compare digits --steps 5 --out compared");
+    refused(&folder, "compare --resume compared --learning-rate 0.5", "a comparison keeps its settings");
+    refused(&folder, "compare --resume compared --steps 3", "nothing to do: the run is at step 5 of 3");
+    for command in ["train --resume", "inspect"] {
+        let message = "compared is a comparison: name the folder of one of its runs, or `adacomp compare --resume compared`";
+        refused(&folder, &format!("{command} compared"), message);
+    }
+    // The report tells how to repeat it, and not how to go on.
+    succeed(folder.path(), "compare --resume compared --steps 8");
+    let report = fs::read_to_string(folder.path().join("compared/report.html")).unwrap();
+    assert!(report.contains("\"command\":\"adacomp compare digits --steps 5 --out compared\""));
 }
 
 /// With a checksum that fits, so that what was edited must be found.

@@ -1,10 +1,10 @@
 //! Stopping and going on.
 
 use crate::support::{
-    Ended, Folder, files, paths, program, run, sealed, signal, succeed, wait_until, watch, write_idx,
+    Ended, Folder, files, means, paths, program, run, run_json, sealed, signal, succeed, tensor_files,
+    wait_until, watch, write_idx,
 };
 use safetensors::SafeTensors;
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
@@ -48,11 +48,7 @@ fn an_interrupted_run_ends_with_the_same_bits() {
         let last = succeed(folder.path(), "train --resume run");
         assert_eq!(uninterrupted.checksum(), last.checksum(), "{settings}");
         // All that is saved is the same but for times: residuals, the optimiser's moments, statistics.
-        let saved = |name: &str| {
-            let files = files(&folder.path().join(name)).into_iter();
-            let tensors = files.filter(|(path, _)| path.extension().is_some_and(|e| e == "safetensors"));
-            tensors.map(|(path, bytes)| (path.file_name().unwrap().to_owned(), bytes)).collect::<Vec<_>>()
-        };
+        let saved = |name: &str| tensor_files(&folder.path().join(name));
         assert!(saved("uninterrupted") == saved("run"), "{settings}");
         assert_eq!(
             history(&folder.path().join("uninterrupted")),
@@ -64,13 +60,24 @@ fn an_interrupted_run_ends_with_the_same_bits() {
 
 /// What a checkpoint tells of all epochs, without times.
 fn history(run: &Path) -> serde_json::Value {
-    let (_, text) = files(run).into_iter().find(|(path, _)| path.ends_with("run.json")).unwrap();
-    let mut history = serde_json::from_slice::<serde_json::Value>(&text).unwrap()["history"].take();
+    let mut history = run_json(run).1["history"].take();
     for epoch in history["epochs"].as_array_mut().unwrap() {
         epoch["seconds"].take();
         epoch["total"]["seconds"].take();
     }
     history
+}
+
+/// Steps that were dropped in the epoch that is going on are told, too.
+#[test]
+fn an_interrupted_run_tells_of_all_dropped_steps() {
+    let folder = Folder::new();
+    let line = "train digits --learners 2 --minibatch 2 --local-steps 100 --learning-rate 1e30 --schedule constant \
+                --epochs 9 --json=steps --out run";
+    let ended = interrupt(folder.path(), line, 110);
+    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    let steps = ended.json().iter().filter_map(|line| line["step"].as_u64()).max().unwrap();
+    assert!(ended.stderr.contains(&format!("{steps} of {steps} steps were dropped")), "{}", ended.stderr);
 }
 
 /// Ctrl-C before the first epoch has ended; and a checkpoint's own folder can be named, too.
@@ -101,11 +108,7 @@ fn as_many_learners_keep_the_strategy_that_was_chosen() {
     assert_eq!(strategy("digits --learners 2 --steps 5 --out two"), "gather");
     assert_eq!(strategy("digits --learners 8 --steps 5 --out run"), "reduce");
     // As if the version that began it had chosen otherwise.
-    let (path, text) = files(&folder.path().join("run"))
-        .into_iter()
-        .find(|(path, _)| path.ends_with("run.json"))
-        .expect("a checkpoint");
-    let mut saved: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let (path, mut saved) = run_json(&folder.path().join("run"));
     assert_eq!((&saved["config"]["strategy"], &saved["strategy"]), (&"auto".into(), &"reduce".into()));
     saved["strategy"] = "gather".into();
     std::fs::write(&path, sealed(&saved)).unwrap();
@@ -119,20 +122,16 @@ fn as_many_learners_keep_the_strategy_that_was_chosen() {
 fn an_older_checkpoint_goes_on() {
     let folder = Folder::new();
     succeed(folder.path(), "train digits --steps 50 --out run");
-    let (path, text) = files(&folder.path().join("run"))
-        .into_iter()
-        .find(|(path, _)| path.ends_with("run.json"))
-        .expect("a checkpoint");
-    let text = String::from_utf8(text).unwrap();
-    let mut saved: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let (path, mut saved) = run_json(&folder.path().join("run"));
     saved["format"] = 1.into();
     assert!(saved.as_object_mut().unwrap().remove("checksum").is_some());
     for sums in saved["epoch"].as_array_mut().unwrap() {
         let sums = sums.as_object_mut().unwrap();
         assert!(sums.remove("paper").is_some() && sums.remove("floor").is_some());
-        assert!(sums.remove("ring_copies").is_some());
+        assert!(sums.remove("ring_copies").is_some() && sums.remove("losses").is_some());
     }
-    assert!(saved["before"].as_object_mut().unwrap().remove("ring_copies").is_some());
+    let before = saved["before"].as_object_mut().unwrap();
+    assert!(before.remove("ring_copies").is_some() && before.remove("losses").is_some());
     // Before there was a compression ratio, the frame ratio was the rate.
     for epoch in saved["history"]["epochs"].as_array_mut().unwrap() {
         for sums in ["", "/total"] {
@@ -169,35 +168,14 @@ fn two_processes_do_not_work_in_one_folder() {
     succeed(folder.path(), "inspect run");
 }
 
-/// For each tensor the sum over learners, divided by their number.
-fn mean_residuals(run: &Path, learners: usize) -> BTreeMap<String, Vec<f64>> {
-    let mut means: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    let residuals = files(run);
-    let residuals: Vec<_> =
-        residuals.iter().filter(|(path, _)| path.to_string_lossy().contains("residuals-")).collect();
-    assert_eq!(residuals.len(), learners);
-    for (_, bytes) in residuals {
-        for (name, tensor) in SafeTensors::deserialize(bytes).unwrap().iter() {
-            let values =
-                tensor.data().as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
-            let values: Vec<f64> = values.map(|value| value / learners as f64).collect();
-            match means.get_mut(name) {
-                Some(sums) => sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
-                None => drop(means.insert(name.to_owned(), values)),
-            }
-        }
-    }
-    means
-}
-
 #[test]
 fn another_number_of_learners_goes_on_and_conserves_residuals() {
     let folder = Folder::new();
     succeed(folder.path(), "train digits --learners 4 --steps 50 --out run");
-    let before = mean_residuals(&folder.path().join("run"), 4);
+    let before = means(&folder.path().join("run"), "residuals-");
     // No steps are left, so only learners change.
     succeed(folder.path(), "train --resume run --learners 8");
-    let after = mean_residuals(&folder.path().join("run"), 8);
+    let after = means(&folder.path().join("run"), "residuals-");
     assert!(before.keys().eq(after.keys()) && !before.is_empty());
     for (before, after) in before.values().zip(after.values()) {
         let scale = before.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
@@ -233,8 +211,54 @@ fn a_killed_run_can_be_resumed() {
         child.wait().unwrap();
         succeed(folder.path(), "inspect run");
     }
-    let ended = run(folder.path(), "train --resume run --steps 1");
-    assert_eq!(ended.code, Some(0), "nothing is left to do: {}", ended.stderr);
+}
+
+/// Also where a thread hosts only a part of the learners: it needs what all of them kept as owners.
+#[test]
+fn another_strategy_goes_on_and_conserves_what_owners_kept() {
+    let folder = Folder::new();
+    let run = folder.path().join("run");
+    succeed(folder.path(), "train digits --strategy sharded --steps 46 --threads 2 --out run");
+    let (residuals, owners) = (means(&run, "residuals-"), tensor_files(&run));
+    let owners = owners.iter().filter(|(name, _)| name.starts_with("owner-"));
+    // The layer that owners keep in consecutive parts.
+    let layer = "Mlp.layers.1.weight";
+    let owned: Vec<f32> = owners
+        .flat_map(|(_, bytes)| {
+            let tensors = SafeTensors::deserialize(bytes).unwrap();
+            let values = tensors.tensor(layer).unwrap().data().as_chunks().0.iter();
+            values.map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(owned.len() == residuals[layer].len() && owned.iter().any(|value| *value != 0.0));
+    // An epoch has 46 steps, so that it is only loaded and saved.
+    let (path, mut saved) = run_json(&run);
+    saved["config"]["strategy"] = "gather".into();
+    std::fs::write(path, sealed(&saved)).unwrap();
+    succeed(folder.path(), "train --resume run --epochs 1 --threads 2");
+    let after = means(&run, "residuals-");
+    for ((before, owned), after) in residuals[layer].iter().zip(owned).zip(&after[layer]) {
+        assert!((before + f64::from(owned) - after).abs() < 1e-6, "{before} {owned} {after}");
+    }
+    succeed(folder.path(), "train --resume run --strategy reduce --steps 60 --threads 2");
+}
+
+/// Sizes in other codes are those of frames; an epoch that a shorter run had begun is shown once, and whole.
+#[test]
+fn a_longer_run_counts_all_that_was_sent() {
+    let folder = Folder::new();
+    let last = |line: &str| succeed(folder.path(), &format!("train {line} --json")).json().remove(1);
+    // An epoch has 46 steps.
+    last("digits --strategy gather --steps 20 --out run");
+    let whole = last("--resume run --steps 46 --matrix-bin 50");
+    let paper = |epoch: &serde_json::Value| epoch["total"]["paper_frame_ratio"]["overall"].clone();
+    assert!(paper(&whole).as_f64() > Some(1.0), "{whole}");
+    assert_eq!(whole["bytes_sent"], whole["total"]["bytes_sent"]);
+    let saved = run_json(&folder.path().join("run")).1;
+    assert_eq!(saved["history"]["epochs"].as_array().unwrap().len(), 1);
+    assert_eq!(saved["history"]["layers"][0]["treatment"], "bins of 50");
+    let mixed = last("--resume run --strategy reduce --steps 60");
+    assert!(paper(&mixed).is_null() && mixed["total"]["entropy_frame_ratio"]["overall"].is_null(), "{mixed}");
 }
 
 #[test]

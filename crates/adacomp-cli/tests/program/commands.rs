@@ -94,6 +94,14 @@ fn frames_and_checkpoints_can_be_looked_into() {
         succeed(folder.path(), "inspect run/checkpoint-00000020/residuals-0001.safetensors").stdout;
     assert!(residuals.starts_with("residuals of learner 1 of 4, before step 20"), "{residuals}");
     assert!(residuals.contains("Mlp.layers.0.weight"), "{residuals}");
+    let half = br#"{"h":{"dtype":"F16","shape":[1],"data_offsets":[0,2]},"n":{"dtype":"F32","shape":[2],"data_offsets":[2,10]}}"#;
+    let values = [&[0, 0x3c][..], &1f32.to_le_bytes(), &f32::NAN.to_le_bytes()].concat();
+    folder.write("half", &[&(half.len() as u64).to_le_bytes(), &half[..], &values].concat());
+    let tensors = succeed(folder.path(), "inspect half").stdout;
+    let rows: Vec<Vec<_>> = tensors.lines().map(|line| line.split_whitespace().collect()).collect();
+    for row in [["h", "F16", "[1]", "-", "-"], ["n", "F32", "[2]", "NaN", "NaN"]] {
+        assert!(rows.contains(&row.to_vec()), "{tensors}");
+    }
     folder.write("rubbish", b"rubbish");
     let ended = run(folder.path(), "inspect rubbish");
     assert_eq!(ended.code, Some(2));

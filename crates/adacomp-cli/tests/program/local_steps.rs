@@ -1,9 +1,7 @@
 //! Local steps: learners train alone, and exchange how far their weights have moved.
 
 use crate::checkpoints::write_pictures;
-use crate::support::{Folder, files, program, run, signal, succeed, watch, write_idx};
-use safetensors::SafeTensors;
-use std::collections::BTreeMap;
+use crate::support::{Folder, files, means, program, run, signal, succeed, tensor_files, watch, write_idx};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
@@ -60,7 +58,7 @@ fn one_local_step_of_sgd_sent_dense_is_a_step_on_the_average() {
     }
 }
 
-/// Bytes are of all steps: with the same frames, ten times fewer; and running statistics count.
+/// Bytes are of all steps: with the same frames, ten times fewer.
 #[test]
 fn ratios_are_against_a_ring_in_every_step() {
     let folder = Folder::new();
@@ -117,11 +115,7 @@ fn a_run_that_is_killed_between_exchanges_ends_with_the_same_bits() {
         assert!(step > 0 && !step.is_multiple_of(37) && step < 460, "saved at step {step}");
         let last = succeed(folder.path(), "train --resume run");
         assert_eq!(uninterrupted.checksum(), last.checksum(), "{settings}, from step {step}");
-        let saved = |name: &str| {
-            let files = files(&folder.path().join(name)).into_iter();
-            let tensors = files.filter(|(path, _)| path.extension().is_some_and(|e| e == "safetensors"));
-            tensors.map(|(path, bytes)| (path.file_name().unwrap().to_owned(), bytes)).collect::<Vec<_>>()
-        };
+        let saved = |name: &str| tensor_files(&folder.path().join(name));
         assert!(saved("uninterrupted") == saved("run"), "{settings}");
     }
 }
@@ -131,7 +125,8 @@ fn a_run_that_is_killed_between_exchanges_ends_with_the_same_bits() {
 fn so_does_one_with_batch_norms() {
     let folder = Folder::new();
     write_pictures(&folder);
-    let settings = "resnet18 --data pictures --image-folder --learners 2 --minibatch 4 --learning-rate 0.01 --local-steps 3 --steps 8";
+    let settings = "resnet18 --data pictures --image-folder --learners 2 --minibatch 4 --learning-rate 0.01 --local-steps 3 --steps 8 \
+                    --strategy gather";
     let uninterrupted = succeed(folder.path(), &format!("train {settings} --threads 1"));
     // The configuration, an epoch of four steps, and one step more.
     kill(folder.path(), &format!("train {settings} --json=steps --out run"), 1 + 4 + 1 + 1);
@@ -141,27 +136,17 @@ fn so_does_one_with_batch_norms() {
         .filter(|(path, _)| path.to_string_lossy().contains("statistics-"))
         .collect();
     assert!(of_learners.len() == 2 && of_learners[0].1 != of_learners[1].1);
-    assert_eq!(uninterrupted.checksum(), succeed(folder.path(), "train --resume run").checksum());
+    let last = succeed(folder.path(), "train --resume run --json").json().pop().unwrap();
+    assert_eq!(uninterrupted.checksum(), last["weights_checksum"].as_str().unwrap());
     let statistics = means(&folder.path().join("run"), "statistics-");
     let shared = means(&folder.path().join("run"), "weights.safetensors");
     assert!(statistics.iter().all(|(name, values)| shared[name] == *values), "the last step exchanges");
-}
-
-/// For each tensor of these files, the mean over learners.
-fn means(run: &Path, what: &str) -> BTreeMap<String, Vec<f64>> {
-    let found: Vec<_> =
-        files(run).into_iter().filter(|(path, _)| path.to_string_lossy().contains(what)).collect();
-    let mut means: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    for (_, bytes) in &found {
-        for (name, tensor) in SafeTensors::deserialize(bytes).unwrap().iter() {
-            let values =
-                tensor.data().as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
-            let values: Vec<f64> = values.map(|value| value / found.len() as f64).collect();
-            let mean = means.entry(name.to_owned()).or_insert_with(|| vec![0.0; values.len()]);
-            mean.iter_mut().zip(values).for_each(|(mean, value)| *mean += value);
-        }
-    }
-    means
+    // Of two learners, each sends a frame and its statistics in each of three exchanges; a ring sends all weights in eight steps.
+    let number = |name: &str| last["adacomp"].pointer(name).and_then(serde_json::Value::as_f64).unwrap();
+    let sent = number("/bytes_sent");
+    let frames = 3.0 * sent * number("/compression_ratio") / 8.0 / number("/frame_ratio/overall");
+    let of_statistics = 3 * 4 * statistics.values().map(Vec::len).sum::<usize>();
+    assert!((sent - frames - of_statistics as f64).abs() < 1.0, "{sent} {frames} {of_statistics}");
 }
 
 /// Residuals, and between exchanges local weights and moments, too.
@@ -197,6 +182,11 @@ fn a_gradient_that_is_not_finite_drops_the_round_and_training_goes_on() {
     let dropped: u64 = lines.iter().filter_map(|line| line["dropped_steps"].as_u64()).sum();
     assert_eq!(dropped, 92, "{lines:?}");
     assert!(lines[2]["test_loss"].as_f64().is_some(), "shared weights stay finite: {lines:?}");
+    // A hundred steps are enough to give up, but not one long round.
+    let ended = run(folder.path(), "train --resume run --epochs 9 --json");
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(ended.stderr.contains("given up at step 192: the last 100 steps"), "{}", ended.stderr);
+    succeed(folder.path(), &line.replace("--local-steps 5", "--local-steps 80").replace("run", "long"));
     // The same run can go on, and with a sensible learning rate it learns.
     let lines = succeed(folder.path(), "train --resume run --epochs 6 --learning-rate 0.05 --json").json();
     let error = lines.last().unwrap()["adacomp"]["test_error"].as_f64().unwrap();

@@ -1,6 +1,8 @@
 //! Running the program, and small data in the published formats.
 
+use safetensors::SafeTensors;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -154,6 +156,36 @@ pub(crate) fn paths(folder: &Path) -> Vec<PathBuf> {
     }
     found.sort();
     found
+}
+
+/// Returns the safetensors files of a run, by their names.
+pub(crate) fn tensor_files(run: &Path) -> Vec<(String, Vec<u8>)> {
+    let files = files(run).into_iter();
+    let tensors = files.filter(|(path, _)| path.extension().is_some_and(|end| end == "safetensors"));
+    tensors.map(|(path, bytes)| (path.file_name().unwrap().to_string_lossy().into_owned(), bytes)).collect()
+}
+
+/// Returns the mean over all files of a run whose names begin so, for each tensor.
+pub(crate) fn means(run: &Path, what: &str) -> BTreeMap<String, Vec<f64>> {
+    let mut found = tensor_files(run);
+    found.retain(|(name, _)| name.starts_with(what));
+    let mut means: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for (_, bytes) in &found {
+        for (name, tensor) in SafeTensors::deserialize(bytes).unwrap().iter() {
+            let values = tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            let values: Vec<f64> = values.map(|value| f64::from(value) / found.len() as f64).collect();
+            let mean = means.entry(name.to_owned()).or_insert_with(|| vec![0.0; values.len()]);
+            mean.iter_mut().zip(values).for_each(|(mean, value)| *mean += value);
+        }
+    }
+    means
+}
+
+/// Returns the `run.json` of a run's checkpoint, and where it is.
+pub(crate) fn run_json(run: &Path) -> (PathBuf, Value) {
+    let path = paths(run).into_iter().find(|path| path.ends_with("run.json")).expect("a checkpoint");
+    let saved = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    (path, saved)
 }
 
 /// Returns all files below a folder in which nothing is going on, with their contents.

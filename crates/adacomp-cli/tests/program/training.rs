@@ -41,6 +41,9 @@ fn results_depend_on_seed_scheme_and_settings() {
         "--momentum 0.5",
         "--minibatch 64",
         "--learners 2",
+        "--learner-clip 1",
+        "--scheme top-k --top-percent 1",
+        "--matrix-bin 50 --scale clamped",
     ];
     let checksums: std::collections::HashSet<_> = settings.map(run).into_iter().collect();
     assert_eq!(checksums.len(), settings.len());
@@ -129,7 +132,19 @@ fn a_diverging_run_ends_and_can_be_resumed() {
     let line = "train digits --learning-rate 1e30 --schedule constant --epochs 2 --json --out run";
     let lines = succeed(folder.path(), line).json();
     assert!(lines.iter().any(|line| line["dropped_steps"].as_u64() > Some(0)), "{lines:?}");
+    // Of steps whose loss is finite there is a mean.
+    assert!(lines[1]["dropped_steps"].as_u64() > Some(0) && lines[1]["train_loss"].is_f64(), "{lines:?}");
     succeed(folder.path(), "train --resume run --epochs 3 --json");
+}
+
+#[test]
+fn weights_that_are_not_finite_are_never_saved() {
+    let folder = Folder::new();
+    let ended =
+        run(folder.path(), "train digits --steps 1 --learning-rate 1e30 --weight-decay 1e30 --out run");
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(ended.stderr.contains("are not finite after 1 steps; nothing is saved"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("saved in") && files(&folder.path().join("run")).is_empty());
 }
 
 /// Nothing is compressed by not being sent.
@@ -154,10 +169,19 @@ fn a_run_that_cannot_recover_is_given_up_and_keeps_its_last_good_checkpoint() {
         let ended = run(folder.path(), arguments);
         assert_eq!(ended.code, Some(3), "{}{}", ended.stdout, ended.stderr);
         let last = ended.stderr.lines().last().unwrap().to_owned();
-        assert!(last.contains("gradients were not finite in 100 steps in a row"), "{last}");
+        assert!(
+            last.contains("the last 100 steps were dropped, because gradients were not finite"),
+            "{last}"
+        );
         last
     };
     given_up("compare digits --learning-rate 1e30 --out compared");
+    // What was done is shown.
+    let ended = run(folder.path(), "compare digits --learning-rate 1e30 --out again");
+    assert!(ended.stdout.trim_end().lines().last().unwrap().starts_with("dense "), "{}", ended.stdout);
+    assert!(ended.stderr.starts_with("report: again/report.html"), "{}", ended.stderr);
+    let report = std::fs::read_to_string(folder.path().join("again/report.html")).unwrap();
+    assert!(report.contains("\"diverged\":true"));
     succeed(folder.path(), "train digits --epochs 1 --out run");
     let before = files(&folder.path().join("run"));
     let last = given_up("train --resume run --epochs 10 --learning-rate 1e30");
