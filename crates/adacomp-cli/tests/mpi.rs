@@ -82,6 +82,11 @@ fn schemes_can_be_compared_over_mpi() {
     let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert!(last["adacomp"]["frame_ratio"]["matrix"].as_f64().unwrap() > 100.0, "{text}");
     assert!(folder.path().join("run/report.html").is_file());
+    // In the folder of an older comparison a new one begins at the start, on all processes.
+    let output = over_mpi(&folder.path().join("run"), 2, "compare digits --epochs 1");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("2 processes of one thread"), "{text}");
 }
 
 /// What only one process finds wrong ends all of them at once, and not when a timeout has passed.
