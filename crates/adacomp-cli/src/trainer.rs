@@ -39,8 +39,13 @@ pub(crate) struct Run {
 /// A run ends after this number of dropped steps in a row, and of exchanges with local steps: nothing can change any more.
 const MOST_DROPPED: u64 = 100;
 const MOST_DROPPED_EXCHANGES: u64 = 10;
-/// From this number on, a run does not replace a checkpoint that was saved before.
+/// From this number of dropped steps in a row on, or of exchanges, a run does not replace a checkpoint that was saved before.
 const DOUBTFUL: u64 = 10;
+const DOUBTFUL_EXCHANGES: u64 = 2;
+
+fn doubtful(config: &Config) -> u64 {
+    DOUBTFUL.max(DOUBTFUL_EXCHANGES * config.local_steps)
+}
 
 /// One copy of the shared weights, and what each learner that is hosted here has of its own.
 pub(crate) struct Trainer<'a, T> {
@@ -159,7 +164,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
             model: set_weights(model, &state.shared.weights),
             averaged: state.shared.weights.iter().map(|layer| vec![0.0; layer.len()]).collect(),
             state,
-            saved_sound: from.is_some_and(|from| from.saved.dropped_in_a_row < DOUBTFUL),
+            saved_sound: from.is_some_and(|from| from.saved.dropped_in_a_row < doubtful(config)),
             unsaved: from.is_none_or(|from| from.saved.config != *config),
         })
     }
@@ -387,7 +392,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
         if !self.unsaved {
             return Ok(());
         }
-        let sound = self.state.dropped_in_a_row < DOUBTFUL;
+        let sound = self.state.dropped_in_a_row < doubtful(&self.run.config);
         // A learner that has no use for its local weights is waited for: its next exchange brings it back.
         if (sound || !self.saved_sound) && self.is_finite()? {
             self.saved_sound = sound;

@@ -107,7 +107,7 @@ class FsdpDoor(Door):
         if config.node_size != 1:
             raise ValueError("node_size is for DDP: with FSDP2 the mesh of fully_shard says who is inside of a machine")
         self.group = learners
-        groups = _param_groups(model)
+        groups = param_groups(model)
         if not all(hasattr(group, "_prepare_reduce_scatter_inputs") for group in groups):
             raise RuntimeError("this version of PyTorch does not say which parameters FSDP reduces; tested with 2.15")
         if any(group._all_reduce_hook is not None and not _is_closed(group._all_reduce_hook) for group in groups):
@@ -210,7 +210,7 @@ def sharded(
 ) -> tuple[Model, Inside | None]:
     """Returns the trained parameters of an FSDP2 model, with whole shapes, and the processes among which they are sharded, if
     there are several. Buffers come after them: every process has them whole, and they travel dense."""
-    groups = _param_groups(model)
+    groups = param_groups(model)
     by_parameter = {id(each.sharded_param): each for group in groups for each in group.fsdp_params}
     trained = trained_parameters(model)
     left = [name for name, parameter in trained if id(parameter) not in by_parameter]
@@ -227,7 +227,7 @@ def sharded(
     return model_of_all, Inside(transport, model_of_all.layout, cut)
 
 
-def _param_groups(model: torch.nn.Module) -> list[Any]:
+def param_groups(model: torch.nn.Module) -> list[Any]:
     """Returns FSDP's groups of parameters, in the order of their modules."""
     groups: list[Any] = []
     for module in model.modules():

@@ -47,10 +47,13 @@ class AdaCompCallback(TrainerCallback):
             # Trainers may be told to resume from `True`: the last checkpoint.
             named = [folder for folder in folders if isinstance(folder, str | os.PathLike)]
             saved = next((found for folder in named if (found := trainers.load(folder))), None)
-            if saved:
+            # All learners must load, or none.
+            missing = self.hook._bound().largest([float(not saved)])[0]
+            if saved and not missing:
                 self.hook.load_state_dict(saved)
             else:
-                logger.warning("no state of AdaComp in %s, so nothing waits to be sent; see resume_from", folders[-1])
+                where = "that of another learner" if saved else folders[-1]
+                logger.warning("no state of AdaComp in %s, so nothing waits to be sent; see resume_from", where)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.hook is not None and control.should_log:

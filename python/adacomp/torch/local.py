@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .config import CommonOptions, Config
 from .ddp import ddp_inside, make_node
-from .fsdp import as_group, sharded
+from .fsdp import as_group, param_groups, sharded
 from .handle import Handle
 from .node import Node
 from .runtime import FORMATS, Door, Model, Runtime, trained_parameters
@@ -210,8 +210,9 @@ class LocalDoor(Door):
             return
         if not self._has_shared:
             self._take_loaded_buffers()
-        self._take_shared()
-        others = [_local(parameter) for parameter in self._model.parameters() if id(parameter) not in self._trained]
+            self._take_weights()
+            self._has_shared = True
+        others = [_local(parameter) for parameter in self._parameters() if id(parameter) not in self._trained]
         digest = _digest([self.shared, *others])
         # Places of a learner may have different shards.
         self.runtime.transport.rendezvous.agree("start from the same weights, of one seed or checkpoint", digest)
@@ -227,10 +228,15 @@ class LocalDoor(Door):
             if len(set(alike)) == 1:
                 part.of(self.shared).copy_(part.local())
 
-    def _take_shared(self) -> None:
+    def _parameters(self) -> Iterable[torch.Tensor]:
+        """Returns all parameters; those of FSDP as they are between steps, also if they are gathered now."""
+        groups = param_groups(self._model)
+        return [each.sharded_param for group in groups for each in group.fsdp_params] if groups else self._model.parameters()
+
+    def _take_weights(self) -> None:
+        """Takes the shared weights from the local ones, if nothing was loaded and no step was taken."""
         if not self._has_shared:
             self._take(buffers=False)
-            self._has_shared = True
 
     def _take(self, buffers: bool) -> None:
         for part in self._parts():
@@ -256,6 +262,10 @@ class LocalDoor(Door):
     @torch.no_grad()
     def end_round(self) -> None:
         """Exchanges all fragments now, if a learner has taken a step since they were."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                # What a forward pass has gathered would not follow.
+                module.reshard()
         self._begin()
         before = f"{self.rounds} rounds and {self.runtime.counts.steps()} exchanges before"
         self.runtime.agree("call end_round() in the same round", before)
@@ -273,7 +283,7 @@ class LocalDoor(Door):
     def _submit(self, fragment: _Fragment, delay: int) -> None:
         """Begins the exchange of what the steps have changed."""
         runtime = self.runtime
-        if any(parameter.requires_grad and id(parameter) not in self._trained for parameter in self._model.parameters()):
+        if any(parameter.requires_grad and id(parameter) not in self._trained for parameter in self._parameters()):
             raise RuntimeError("a parameter is trained that was frozen, or not there, when LocalSteps was made")
         values = self._values[fragment.weights.start : fragment.buffers.stop]
         for part in fragment.parts:
@@ -358,7 +368,7 @@ class LocalDoor(Door):
         return [self.every, self.delay, len(self.fragments)]
 
     def save(self, consolidate: bool) -> tuple[torch.Tensor, list[Range]]:
-        self._take_shared()
+        self._take_weights()
         counts, round = [self.steps, self.rounds], self._round
         if not consolidate:
             counts += [self.position, *self._schedule()]
@@ -373,7 +383,8 @@ class LocalDoor(Door):
 
     @torch.no_grad()
     def load(self, counts: torch.Tensor, find: Find, own: bool) -> None:
-        self._take_shared()
+        self._take_weights()
+        self._has_shared = True
         self.steps, self.rounds, position, *schedule, index, remaining, dropped = counts.tolist()
         # Otherwise the round that was going on begins anew.
         own = own and schedule == self._schedule()
@@ -458,8 +469,9 @@ class LocalSteps(Handle):
             raise TypeError(f"{unknown[0]} is not an option of LocalSteps")
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"LocalSteps takes a torch.nn.Module, not {type(model).__name__}")
-        # What Accelerate prepares has the optimiser inside, and takes no hooks.
-        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            # What Accelerate prepares takes no hooks, but has the optimiser inside.
+            optimizer = getattr(optimizer, "optimizer", optimizer)
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not trained.intersection(map(id, model.parameters())):
             raise ValueError("the optimizer has no parameter of the model; pass the one that trains it")
