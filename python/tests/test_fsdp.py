@@ -1,5 +1,6 @@
 """FSDP2 inside of a machine, compression between machines. Two machines of two processes."""
 
+import operator
 import os
 import signal
 import time
@@ -331,13 +332,34 @@ def test_adam_on_each_learner(places, options):
 
 @on_learners(4)
 def test_parameters_that_are_trained_later_are_told():
+    # One of a unit, and all of a unit.
+    for name in ("fc2.bias", "fc1"):
+        model = make_fsdp()
+        frozen = operator.attrgetter(name)(model)
+        frozen.requires_grad_(False)
+        attach(model)
+        step_of(model, 0)
+        frozen.requires_grad_(True)
+        with pytest.raises(RuntimeError, match="frozen when the hook was attached"):
+            step_of(model, 1)
+
+
+@on_learners(4)
+def test_a_dense_backward_pass_that_breaks_off_is_forgotten():
     model = make_fsdp()
-    model.fc2.bias.requires_grad_(False)
-    attach(model)
+    hook = attach(model, mode="off")
     step_of(model, 0)
-    model.fc2.bias.requires_grad_(True)
-    with pytest.raises(RuntimeError, match="frozen when the hook was attached"):
-        step_of(model, 1)
+    images, labels = batch(1)
+    # Of what is computed last.
+    images.requires_grad_().register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cross_entropy(model(images), labels).backward()
+    model.reset_iter_state()
+    step_of(model, 2)
+    hook.mode = "on"
+    for step in range(3, 6):
+        step_of(model, step)
+    assert hook.stats()["steps"]["compressed"] == 3
 
 
 @on_learners(4)

@@ -614,6 +614,9 @@ def inside_fsdp(every, steps, mesh=None, saved=None, **options):
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     local = LocalSteps(model, optimizer, every, learners=mesh["site"], **{**FAST, **options})
     if saved:
+        with torch.no_grad():
+            # What this gathers must not be used after that.
+            model(batch(0)[0])
         local.load_state_dict(saved)
     site, place = divmod(dist.get_rank(), 2)
     for step in range(steps):
@@ -655,8 +658,13 @@ def test_fsdp_inside_of_a_site(options):
     states = [None] * 4
     dist.all_gather_object(states, local.state_dict())
     # Within a round fragments have weights of their own, which the model's state has.
+    with torch.no_grad():
+        expected = model(images)
     for saved in (state, states) if options != {"fragments": 2} else (state,):
         model, other = inside_fsdp(4, 0, saved=saved, **options)
+        with torch.no_grad():
+            assert torch.equal(model(images), expected)
+        model.reshard()
         assert torch.equal(whole(model), values)
         # And by DDP.
         ddp, _, other = inside_ddp(4, 0, **options)
@@ -756,6 +764,19 @@ def test_bad_input_is_refused():
     for rate, momentum in ((0, 0), (1, 1)):
         with pytest.raises(ValueError):
             Outer(rate, momentum)
+
+
+@on_learners(2)
+def test_a_state_that_does_not_fit_changes_nothing():
+    model, optimizer, local = start()
+    train(model, 6, optimizer)
+    saved = {key: values for key, values in local.state_dict().items() if not key.endswith("shared.fc2.bias")}
+    train(model, 4, optimizer)
+    before = {key: values.clone() for key, values in local.state_dict().items()}
+    with pytest.raises(ValueError, match="fc2.bias.* is missing"):
+        local.load_state_dict(saved)
+    after = local.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(values, after[key]) for key, values in before.items())
 
 
 @on_learners(2)

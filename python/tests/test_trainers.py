@@ -4,12 +4,13 @@ import gc
 
 import pytest
 import torch
+import torch.distributed as dist
 from learners import on_learners
 from torch import nn
 from torch.nn.functional import cross_entropy
 from training import Net, attach, batch, logged, make, residual_mean, train
 
-from adacomp.torch import AdaCompState, Config, adacomp_hook
+from adacomp.torch import AdaCompState, Config, adacomp_hook, trainers
 
 
 @on_learners(2)
@@ -90,6 +91,19 @@ def test_hugging_face_trainer_goes_on(tmp_path):
     trainer.train()
     assert kept.any() and torch.allclose(begun[0], kept, rtol=1e-6), "the second training began with other residuals"
     assert callback.hook.stats()["steps"]["compressed"] in (6, 12)
+
+
+@on_learners(2)
+def test_states_of_another_number_of_learners_are_replaced(tmp_path):
+    model = make()
+    hook = attach(model)
+    train(model, 2)
+    if dist.get_rank() == 0:
+        (tmp_path / "adacomp-00003-of-00004.pt").touch()
+    dist.barrier()
+    trainers.save(hook, tmp_path)
+    dist.barrier()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"adacomp-{learner:05}-of-00002.pt" for learner in range(2)]
 
 
 @on_learners(2)

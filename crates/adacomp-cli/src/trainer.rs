@@ -74,6 +74,8 @@ pub(crate) struct Ended {
     pub(crate) steps: u64,
     /// Steps that were dropped, since the start of the run.
     dropped: u64,
+    /// Those of them at its end.
+    dropped_in_a_row: u64,
     /// Whether somebody pressed Ctrl-C.
     pub(crate) interrupted: bool,
     /// Whether it was given up because too many steps were dropped in a row.
@@ -86,9 +88,8 @@ pub(crate) struct Ended {
 impl Ended {
     pub(crate) fn end(&self) -> End {
         match self.interrupted {
-            _ if self.diverged => End::Diverged,
+            _ if self.diverged || !self.saved => End::Diverged,
             true => End::Interrupted,
-            false if !self.saved => End::Diverged,
             false => End::Done,
         }
     }
@@ -97,8 +98,8 @@ impl Ended {
     pub(crate) fn trouble(&self, folder: &Path) -> Option<String> {
         let mut text = match self.dropped {
             _ if self.diverged => format!(
-                "given up at step {}: the last {MOST_DROPPED} steps were dropped, because gradients were not finite",
-                self.steps
+                "given up at step {}: the last {} steps were dropped, because gradients were not finite",
+                self.steps, self.dropped_in_a_row
             ),
             0 if self.saved => return None,
             0 => format!("weights or the optimiser's moments are not finite after {} steps", self.steps),
@@ -215,6 +216,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
         Ok(Ended {
             checksum: checkpoint::checksum(&self.state.shared.weights, &average),
             dropped: (self.state.before.dropped + self.state.epoch[0].dropped) as u64,
+            dropped_in_a_row: self.state.dropped_in_a_row,
             history: self.state.history,
             strategy: self.exchange.options().strategy,
             steps: self.state.step,

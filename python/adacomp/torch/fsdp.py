@@ -52,7 +52,10 @@ class _Unit:
     def take(self, output: torch.Tensor) -> None:
         """Copies what this process has of the gradients, without padding, and leaves zeros."""
         if self.used is not None:
-            raise RuntimeError("AdaComp: a unit was reduced twice in one backward pass, which is not supported")
+            raise RuntimeError(
+                "AdaComp: a unit was reduced twice: the last backward pass broke off, or this one uses the unit "
+                "twice, which is not supported"
+            )
         if self.buffer is None or self.buffer.dtype != output.dtype:
             self.buffer = torch.zeros(sum(self.elements), dtype=output.dtype, device=output.device)
         given, end = {}, 0
@@ -121,7 +124,10 @@ class FsdpDoor(Door):
         self._units = [unit for unit in reversed(units) if unit.parameters]
         self._open = False
         self._submitted = 0
-        for unit in self._units:
+        # Units that were reduced in this backward pass.
+        self._seen: list[_Unit] = []
+        # Also those that are frozen: they may be trained later.
+        for unit in units:
             self._connect(unit)
 
     def _connect(self, unit: _Unit) -> None:
@@ -142,11 +148,15 @@ class FsdpDoor(Door):
             raise RuntimeError(
                 "AdaComp: accumulate with set_requires_gradient_sync(False), not with set_requires_all_reduce(False)"
             )
+        if runtime.is_plain and unit in self._seen:
+            # The last backward pass broke off.
+            self._open = False
         if not self._open:
             runtime.begin(time.perf_counter())
-            self._open, self._submitted = True, 0
+            self._open, self._submitted, self._seen = True, 0, []
             # After FSDP's own, which is there already and may still reduce units.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self._seen.append(unit)
         if runtime.is_plain:
             dist.all_reduce(output.div_(dist.get_world_size(self.group)), group=self.group)
             return

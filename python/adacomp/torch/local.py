@@ -262,10 +262,7 @@ class LocalDoor(Door):
     @torch.no_grad()
     def end_round(self) -> None:
         """Exchanges all fragments now, if a learner has taken a step since they were."""
-        for module in self._model.modules():
-            if isinstance(module, FSDPModule):
-                # What a forward pass has gathered would not follow.
-                module.reshard()
+        self._reshard()
         self._begin()
         before = f"{self.rounds} rounds and {self.runtime.counts.steps()} exchanges before"
         self.runtime.agree("call end_round() in the same round", before)
@@ -381,8 +378,15 @@ class LocalDoor(Door):
         # Of one length, because distributed checkpoints load into tensors of the same size.
         return torch.tensor(counts + [-1] * (9 - len(counts))), ranges
 
+    def _reshard(self) -> None:
+        """Drops weights that a forward pass has gathered, because they would not follow the shards."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     @torch.no_grad()
     def load(self, counts: torch.Tensor, find: Find, own: bool) -> None:
+        self._reshard()
         self._take_weights()
         self._has_shared = True
         self.steps, self.rounds, position, *schedule, index, remaining, dropped = counts.tolist()

@@ -252,6 +252,23 @@ def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
     counts = pieces[0].counts
     if (counts is None) != (runtime.kept_by_door is None):
         raise ValueError("residuals of local steps are of weights, others of gradients: load the state with what has saved it")
+    if runtime.kept_by_door:
+        first = min(piece.learner() for piece in pieces)
+        of_one = [piece for piece in pieces if piece.learner() == (learner if own else first)]
+        # That of this place is last, and so counts where others have the same elements.
+        index = _index(runtime, sorted(of_one, key=lambda piece: (piece.place, piece.places) == here))
+
+    def find(kind: str, number: int, start: int, end: int) -> torch.Tensor | None:
+        values, found = _collect(index, kind, number, start, end)
+        if found < end - start and kind == SHARED and strict:
+            name = runtime.model.layout.names[number]
+            raise ValueError(f"{kind}{name}[{start}:{end}] is missing in a state, or has another shape")
+        return values if found == end - start else None
+
+    if runtime.kept_by_door:
+        for part in runtime.parts:
+            # What is missing is told before anything has changed.
+            find(SHARED, *part)
     runtime.exchange.load(native)
     if runtime.config.strategy == "auto":
         # As many learners as before keep to what was chosen then, whatever this version would choose.
@@ -263,18 +280,6 @@ def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
     if runtime.moments:
         runtime.moments.kept = moments
     if runtime.kept_by_door and counts is not None:
-        first = min(piece.learner() for piece in pieces)
-        of_one = [piece for piece in pieces if piece.learner() == (learner if own else first)]
-        # That of this place is last, and so counts where others have the same elements.
-        index = _index(runtime, sorted(of_one, key=lambda piece: (piece.place, piece.places) == here))
-
-        def find(kind: str, number: int, start: int, end: int) -> torch.Tensor | None:
-            values, found = _collect(index, kind, number, start, end)
-            if found < end - start and kind == SHARED and strict:
-                name = runtime.model.layout.names[number]
-                raise ValueError(f"{kind}{name}[{start}:{end}] is missing in a state, or has another shape")
-            return values if found == end - start else None
-
         runtime.kept_by_door.load(own[0].counts if own and own[0].counts is not None else counts, find, bool(own))
 
 

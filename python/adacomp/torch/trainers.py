@@ -50,6 +50,11 @@ def save(hook: AdaCompState, folder: str | os.PathLike[str]) -> None:
     path = Path(folder) / _name(dist.get_rank())
     torch.save(hook.state_dict(), path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
+    if dist.get_rank() == 0:
+        for other in Path(folder).glob("adacomp-*-of-*.pt"):
+            # Of an earlier training with another number of learners.
+            if other.name.partition("-of-")[2] != path.name.partition("-of-")[2]:
+                other.unlink(missing_ok=True)
 
 
 def load(folder: str | os.PathLike[str]) -> Sequence[dict[str, torch.Tensor]]:

@@ -59,7 +59,7 @@ fn conclude(session: &Session<'_>, config: &Config, ended: &Ended, folder: &Path
     if let Some(peak) = show::peak_memory() {
         note!("peak memory: {}", show::bytes(peak));
     }
-    if ended.interrupted {
+    if ended.end() == End::Interrupted {
         note!(
             "interrupted after step {}; go on with: adacomp train --resume {}",
             ended.steps,

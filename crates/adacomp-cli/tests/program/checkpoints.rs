@@ -9,15 +9,15 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 
-/// Starts it, presses Ctrl-C once it has printed this number of lines, and waits for its end.
-fn interrupt(folder: &Path, arguments: &str, lines: usize) -> Ended {
+/// Starts it, sends it a signal once it has printed this number of lines, and waits for its end. Ctrl-C is `INT`.
+fn interrupt(folder: &Path, arguments: &str, lines: usize, name: &str) -> Ended {
     let mut child = program(folder, arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut text = String::new();
     for _ in 0..lines {
         assert_ne!(stdout.read_line(&mut text).unwrap(), 0, "{text}");
     }
-    signal(child.id(), "INT");
+    signal(child.id(), name);
     let watch = watch(child.id());
     for line in stdout.lines() {
         text += &(line.unwrap() + "\n");
@@ -39,11 +39,15 @@ fn an_interrupted_run_ends_with_the_same_bits() {
         let folder = Folder::new();
         let uninterrupted =
             succeed(folder.path(), &format!("train {settings} --epochs 30 --out uninterrupted"));
-        let first =
-            interrupt(folder.path(), &format!("train {settings} --epochs 30 --json=steps --out run"), 100);
+        let first = interrupt(
+            folder.path(),
+            &format!("train {settings} --epochs 30 --json=steps --out run"),
+            100,
+            "INT",
+        );
         assert_eq!(first.code, Some(130), "{}", first.stderr);
         assert!(first.stderr.contains("go on with: adacomp train --resume run"), "{}", first.stderr);
-        let second = interrupt(folder.path(), "train --resume run --json=steps", 200);
+        let second = interrupt(folder.path(), "train --resume run --json=steps", 200, "TERM");
         assert_eq!(second.code, Some(130), "{}", second.stderr);
         let last = succeed(folder.path(), "train --resume run");
         assert_eq!(uninterrupted.checksum(), last.checksum(), "{settings}");
@@ -74,17 +78,29 @@ fn an_interrupted_run_tells_of_all_dropped_steps() {
     let folder = Folder::new();
     let line = "train digits --learners 2 --minibatch 2 --local-steps 100 --learning-rate 1e30 --schedule constant \
                 --epochs 9 --json=steps --out run";
-    let ended = interrupt(folder.path(), line, 110);
+    let ended = interrupt(folder.path(), line, 110, "INT");
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
     let steps = ended.json().iter().filter_map(|line| line["step"].as_u64()).max().unwrap();
     assert!(ended.stderr.contains(&format!("{steps} of {steps} steps were dropped")), "{}", ended.stderr);
 }
 
 /// Ctrl-C before the first epoch has ended; and a checkpoint's own folder can be named, too.
+/// What diverges is not to go on where somebody ended it.
+#[test]
+fn an_interrupted_run_that_diverges_keeps_the_checkpoint_from_before() {
+    let folder = Folder::new();
+    succeed(folder.path(), "train digits --epochs 1 --out run");
+    let line = "train --resume run --epochs 9 --learning-rate 1e30 --schedule constant --json=steps";
+    let ended = interrupt(folder.path(), line, 40, "INT");
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(ended.stderr.contains("run keeps the checkpoint from before"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("go on with"), "{}", ended.stderr);
+}
+
 #[test]
 fn a_run_that_was_interrupted_early_has_saved_what_it_has() {
     let folder = Folder::new();
-    let first = interrupt(folder.path(), "train digits --epochs 3 --json=steps --out run", 5);
+    let first = interrupt(folder.path(), "train digits --epochs 3 --json=steps --out run", 5, "INT");
     assert_eq!(first.code, Some(130), "{}", first.stderr);
     assert!(first.stderr.contains("go on with: adacomp train --resume run"), "{}", first.stderr);
     let checkpoint = |run: &str| {
@@ -268,7 +284,7 @@ fn a_comparison_goes_on_where_it_was_interrupted() {
     let settings = "mnist-dnn --data idx --epochs 6 --json=steps";
     let uninterrupted = succeed(folder.path(), &format!("compare {settings} --out uninterrupted"));
     // Within the second scheme: the first has 48 steps and 6 epochs.
-    let first = interrupt(folder.path(), &format!("compare {settings} --out run"), 1 + 54 + 20);
+    let first = interrupt(folder.path(), &format!("compare {settings} --out run"), 1 + 54 + 20, "INT");
     assert_eq!(first.code, Some(130), "{}", first.stderr);
     assert!(first.stderr.contains("go on with: adacomp compare --resume run"), "{}", first.stderr);
     let report = std::fs::read_to_string(folder.path().join("run/report.html")).unwrap();
