@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 
-from reproduction import clusters, documents, doors, faults, machines, network, runner
+from reproduction import clusters, documents, doors, faults, front, machines, network, runner
 from reproduction.studies import all_studies, read_results
 
 
@@ -62,6 +62,7 @@ def bench_network(words: list[str]) -> int:
 
 
 def try_doors(_: list[str]) -> int:
+    front.make()
     doors.make()
     documents.write()
     return 0
@@ -83,7 +84,7 @@ COMMANDS = {
     "report": (report, "write tables and figures", None),
     "check": (check, "tell whether tables and figures are what the results give", None),
     "network": (bench_network, "measure step times over links of several speeds; as root", MEASURED),
-    "doors": (try_doors, "train a transformer by DDP and by HSDP, in real processes with the same samples", None),
+    "doors": (try_doors, "train in real processes as users do, by DDP and by HSDP, beside the trainer of the studies", None),
     "clusters": (check_clusters, "try docs/clusters.md on two machines that are network namespaces; as root", None),
     "faults": (try_faults, "try links that fail, between three such machines; as root", None),
 }

@@ -4,7 +4,7 @@ import math
 from collections.abc import Container
 from pathlib import Path
 
-from reproduction import HERE, ROOT, doors
+from reproduction import HERE, ROOT, doors, front
 from reproduction.models import SAMPLES
 from reproduction.network import (
     LEARNERS,
@@ -134,14 +134,18 @@ def varies(setting: str, study: Study, model: str) -> bool:
 
 
 def best_dense(group: Group, groups: list[Group], key: str) -> float | None:
-    """Returns the lowest result of dense training of the same model, with the same seeds and samples."""
-    alike = ("recipe", "side", "epochs", "steps", "minibatch", "outlier-step")
+    """Returns the lowest result of dense training of the same model, with the same seeds and samples; with fewer epochs, if none
+    has as many."""
+    alike = ("recipe", "side", "steps", "minibatch", "outlier-step")
     dense = [
-        other.with_seeds_of(group).mean(key)
+        other
         for other in groups
         if other.is_plain and other.run["compress"] is None and all(other.run[x] == group.run[x] for x in alike)
     ]
-    return min((value for value in dense if value is not None), default=None)
+    as_long = [other for other in dense if other.run["epochs"] == group.run["epochs"]]
+    shorter = [other for other in dense if (other.run["epochs"] or 0) < (group.run["epochs"] or 0)]
+    results = [other.with_seeds_of(group).mean(key) for other in as_long or shorter]
+    return min((value for value in results if value is not None), default=None)
 
 
 def open_runs(studies: list[Study], results: Container[str]) -> str:
@@ -252,6 +256,19 @@ def door_table(results: dict[tuple[str, str, int], Result]) -> str:
     return markdown(rows, {"seeds", "compression ratio"})
 
 
+def front_table(results: dict[tuple[str, str], Result]) -> str:
+    """Returns the results of real processes and those of the trainer, with the same samples."""
+    if len(results) < len(front.ROWS) * len(front.WAYS):
+        return "\nNot measured yet.\n\n"
+    rows: list[Row] = []
+    for recipe in front.ROWS:
+        measure, lines = measure_of(recipe), [results[recipe, way] for way in front.WAYS]
+        row = {"row": recipe, "steps": str(lines[0]["step"])}
+        row |= {title: measure.show([line[measure.key]]) for title, line in zip(("real processes", "the trainer"), lines)}
+        rows.append(row | {"weights": "the same bits" if lines[0]["weights"] == lines[1]["weights"] else "differ"})
+    return markdown(rows, {"steps"})
+
+
 def network_costs(results: NetworkResults, workload: str) -> str:
     """Returns bytes, processor time and memory, which hardly depend on the link."""
     link, builtin = "1gbit", results.peaks.get((workload, "builtin"))
@@ -330,6 +347,7 @@ def made() -> dict[Path, str]:
     report = replaced(report, "nodes", "\n" + "".join(nodes))
     local = next(groups_of(study, results) for study in studies if study.name == "local")
     report = replaced(report, "sites", "\n" + "".join(site_times(network, workload, local) for workload in SITE_WORKLOADS))
+    report = replaced(report, "front", front_table(front.results()))
     report = replaced(report, "doors", door_table(doors.results()))
     return files | {HERE / "README.md": report, ROOT / "README.md": readme}
 

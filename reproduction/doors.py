@@ -95,20 +95,24 @@ def results() -> dict[tuple[str, str, int], Result]:
     return {(line["door"], line["mode"], line["seed"]): line for line in json_lines(RESULTS)}
 
 
+def run_processes(module: str, words: list[str], count: int) -> str:
+    """Runs a module as this many processes that find each other; returns the line of JSON that one of them prints."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    with tempfile.TemporaryFile("w+") as output:
+        commands = [[sys.executable, "-m", module, *words] for _ in range(count)]
+        run_together(commands, LIMIT, [common | {"RANK": str(rank)} for rank in range(count)], [output] * count)
+        output.seek(0)
+        return next(line.strip() for line in output if line.startswith("{"))
+
+
 def make() -> None:
     """Trains what has no result yet."""
     for seed, door, mode in product(SEEDS, DOORS, MODES):
         if (door, mode, seed) in results():
             continue
-        with socket.create_server(("127.0.0.1", 0)) as free, tempfile.TemporaryFile("w+") as output:
-            rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(DOORS[door])}
-            free.close()
-            ranks = range(DOORS[door])
-            command = [sys.executable, "-m", "reproduction.doors", door, mode, str(seed)]
-            environments = [rendezvous | {"RANK": str(rank)} for rank in ranks]
-            run_together([command for _ in ranks], LIMIT, environments, [output] * len(ranks))
-            output.seek(0)
-            line = next(line.strip() for line in output if line.startswith("{"))
+        line = run_processes("reproduction.doors", [door, mode, str(seed)], DOORS[door])
         print(line, flush=True)
         with RESULTS.open("a") as file:
             file.write(line + "\n")

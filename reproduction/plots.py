@@ -302,7 +302,7 @@ def network_figure(results: NetworkResults) -> str:
             for link, value in zip(links, values):
                 axes.plot(value, row, MARKERS[link], color=colors.get(method, GREY), markersize=5, linestyle="none")
         axes.set_xscale("log")
-        axes.set_xlim(0.006, 3)
+        axes.set_xlim(0.0004, 3)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.axvline(1.0, color=GREY, linewidth=1.0)
         axes.set_yticks(range(len(methods)), list(reversed(methods)) if at % 2 == 0 else [""] * len(methods))

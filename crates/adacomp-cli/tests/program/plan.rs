@@ -161,12 +161,13 @@ fn this_machine_can_be_measured() {
     );
 }
 
-/// The promise that is made for predictions, held to what the network benchmark measured. Given are the time of a step
-/// without communication in each case, and the bytes of a message of each workload; the rest is predicted.
+/// The promise that is made for predictions, held to what the network benchmark measured. Given are what `plan --calibrate` found on
+/// the machine of the benchmark, the time of a step without communication in each case, and the bytes of a message of each workload;
+/// the rest is predicted.
 #[test]
 fn predictions_are_near_what_was_measured() {
-    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reproduction/results/network.jsonl");
-    let text = std::fs::read_to_string(results).unwrap();
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reproduction/results");
+    let text = std::fs::read_to_string(results.join("network.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
     // The others are of memory, of machines of several processes, and of sites far apart.
     let is_step = |line: &Value| {
@@ -174,6 +175,7 @@ fn predictions_are_near_what_was_measured() {
     };
     let lines: Vec<Value> = lines.filter(is_step).collect();
     let folder = Folder::new();
+    folder.write("cache/machine.json", &std::fs::read(results.join("machine.json")).unwrap());
     let mut checked = 0;
     for dense in lines.iter().filter(|line| line["method"] == "builtin") {
         let find = |link: &Value, method: &str| {
@@ -208,8 +210,13 @@ fn predictions_are_near_what_was_measured() {
             let Some(line) = find(link, method) else { continue };
             let predicted = number(&plan, strategy, "step");
             let error = predicted / seconds(line) - 1.0;
-            let is_slow = plan["setting"]["bandwidth"].as_f64().unwrap() <= 125e6;
-            assert!(!is_slow || error.abs() <= 0.25, "{error:+.2}: {line}");
+            // Faster links wait for processors, which differs more. At 10 Mbit short messages do not fill the link.
+            let most = match plan["setting"]["bandwidth"].as_f64().unwrap() {
+                bandwidth if bandwidth > 125e6 => 1.0,
+                bandwidth if bandwidth > 1.25e6 => 0.3,
+                _ => 0.45,
+            };
+            assert!(error.abs() <= most, "{error:+.2}: {line}");
             let measured_ratio = seconds(line) / seconds(dense);
             let predicted_ratio = predicted / number(&plan, DENSE, "step");
             assert!(measured_ratio < 1.1 || predicted_ratio >= 1.0, "{line}");
