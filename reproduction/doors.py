@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import adacomp.torch
@@ -95,8 +96,8 @@ def results() -> dict[tuple[str, str, int], Result]:
     return {(line["door"], line["mode"], line["seed"]): line for line in json_lines(RESULTS)}
 
 
-def run_processes(module: str, words: list[str], count: int) -> str:
-    """Runs a module as this many processes that find each other; returns the line of JSON that one of them prints."""
+def run_and_keep(module: str, words: list[str], count: int, kept: Path) -> None:
+    """Runs a module as this many processes that find each other, and keeps the line of JSON that one of them prints."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
@@ -104,18 +105,17 @@ def run_processes(module: str, words: list[str], count: int) -> str:
         commands = [[sys.executable, "-m", module, *words] for _ in range(count)]
         run_together(commands, LIMIT, [common | {"RANK": str(rank)} for rank in range(count)], [output] * count)
         output.seek(0)
-        return next(line.strip() for line in output if line.startswith("{"))
+        line = next(line for line in output if line.startswith("{"))
+    print(line, end="", flush=True)
+    with kept.open("a") as file:
+        file.write(line)
 
 
 def make() -> None:
     """Trains what has no result yet."""
     for seed, door, mode in product(SEEDS, DOORS, MODES):
-        if (door, mode, seed) in results():
-            continue
-        line = run_processes("reproduction.doors", [door, mode, str(seed)], DOORS[door])
-        print(line, flush=True)
-        with RESULTS.open("a") as file:
-            file.write(line + "\n")
+        if (door, mode, seed) not in results():
+            run_and_keep("reproduction.doors", [door, mode, str(seed)], DOORS[door], RESULTS)
 
 
 if __name__ == "__main__":

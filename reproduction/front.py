@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from reproduction import HERE
-from reproduction.doors import run_processes
+from reproduction.doors import run_and_keep
 from reproduction.studies import Result, json_lines
 from reproduction.trainer import Training, arguments
 
@@ -89,10 +89,7 @@ def make() -> None:
     for recipe in ROWS:
         for way, processes in WAYS.items():
             if (recipe, way) not in results():
-                line = run_processes("reproduction.front", [recipe, way], processes)
-                print(line, flush=True)
-                with RESULTS.open("a") as file:
-                    file.write(line + "\n")
+                run_and_keep("reproduction.front", [recipe, way], processes, RESULTS)
 
 
 if __name__ == "__main__":
