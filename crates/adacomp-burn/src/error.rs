@@ -22,6 +22,14 @@ pub enum Error {
     /// Statistics could not be moved between learners.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// Learners that would never have the same weights.
+    #[error(
+        "learner {learner} begins with other weights than learner 0: make the model once and clone it for each thread, or call `device.seed(1)` before making it in each process"
+    )]
+    Weights {
+        /// The first that differs.
+        learner: usize,
+    },
     /// Another model than the one that learners were connected with.
     #[error(
         "the model has {actual} parameters that require a gradient, but had {expected} when the learners were connected: freeze and unfreeze before connecting"
@@ -49,7 +57,9 @@ pub enum Error {
         reason: String,
     },
     /// The number of gradients is not the number of learners that are hosted.
-    #[error("{hosted} learners are hosted here, but gradients came for {given}")]
+    #[error(
+        "{hosted} learners are hosted here, but gradients or models came for {given}: where several are hosted, call `average_hosted` or `after_step_hosted`"
+    )]
     Hosted {
         /// Learners hosted here.
         hosted: usize,

@@ -1,11 +1,12 @@
 //! Learners that train one model together.
 
 use crate::error::Error;
-use crate::parameters::{parameters, set_statistics, statistics, take_gradients, to_gradients};
+use crate::parameters::{parameters, set_statistics, statistics, take_gradients, to_gradients, weights};
 use adacomp::{Outcome, Policy};
 use adacomp_exchange::{Exchange, Options, Transport};
 use burn::module::Module;
 use burn::optim::GradientsParams;
+use std::hash::{DefaultHasher, Hasher};
 
 /// The learners that are hosted here, connected to all others by their transport.
 pub struct Learners<T> {
@@ -14,7 +15,7 @@ pub struct Learners<T> {
 }
 
 impl<T: Transport> Learners<T> {
-    /// Connects the learners to train this model. All must have the same model with the same weights.
+    /// Connects the learners to train this model. All must have the same model with the same weights: if not, all get an error.
     pub fn new<M: Module>(
         transport: T,
         model: &M,
@@ -25,7 +26,8 @@ impl<T: Transport> Learners<T> {
         if parameters.is_empty() {
             return Err(Error::NothingTrained);
         }
-        let exchange = Exchange::new(transport, policy.layout(parameters)?, options)?;
+        let mut exchange = Exchange::new(transport, policy.layout(parameters)?, options)?;
+        check_weights(exchange.transport(), &weights(model)?)?;
         Ok(Self { exchange, outcome: Outcome::Averaged })
     }
 
@@ -92,6 +94,19 @@ impl<T: Transport> Learners<T> {
     /// Returns the exchange, for its traffic, times and residuals.
     pub fn exchange(&mut self) -> &mut Exchange<T> {
         &mut self.exchange
+    }
+}
+
+/// Checks that all learners begin with the same bits.
+fn check_weights<T: Transport>(transport: &mut T, weights: &[Vec<f32>]) -> Result<(), Error> {
+    // The same in all processes of one program.
+    let mut hash = DefaultHasher::new();
+    weights.iter().flatten().for_each(|weight| hash.write_u32(weight.to_bits()));
+    let own = hash.finish().to_le_bytes().to_vec();
+    let all = transport.all_gather(vec![own; transport.hosted().len()])?;
+    match all.iter().position(|other| other != &all[0]) {
+        None => Ok(()),
+        Some(learner) => Err(Error::Weights { learner }),
     }
 }
 

@@ -42,6 +42,18 @@ fn device() -> Device {
     Device::flex().autodiff()
 }
 
+/// What is averaged is the same only if all begin alike.
+#[test]
+fn learners_with_other_weights_are_told() {
+    let device = device();
+    let models: Vec<Linear> = (0..2).map(|_| LinearConfig::new(4, 4).init(&device)).collect();
+    for error in with_learners(2, |transport, learner| {
+        Learners::new(transport, &models[learner], &Policy::adacomp(), Strategy::Gather).err()
+    }) {
+        assert!(matches!(error, Some(Error::Weights { learner: 1 })), "{error:?}");
+    }
+}
+
 /// Pictures of 8x8 that are other ones for each number.
 fn pictures(numbers: std::ops::Range<usize>) -> Tensor<4> {
     let values: Vec<f32> =

@@ -88,7 +88,16 @@ impl<'a> Session<'a> {
     ) -> Result<Self> {
         let timeout = Duration::from_secs(arguments.timeout);
         let mut processes = match arguments.transport {
-            TransportKind::Threads => None,
+            TransportKind::Threads => {
+                // Open MPI's name for how many it has started.
+                let started = std::env::var("OMPI_COMM_WORLD_SIZE").ok().and_then(|size| size.parse().ok());
+                if let Some(started @ 2..) = started {
+                    bail!(
+                        "mpirun started {started} processes, and each would train alone: add --transport mpi"
+                    );
+                }
+                None
+            }
             TransportKind::Mpi => Some(ManuallyDrop::new(start_mpi(timeout)?)),
         };
         let learners = processes.as_ref().map_or(config.learners, |processes| processes.learners());

@@ -18,6 +18,16 @@ fn refused(folder: &Folder, arguments: &str, message: &str) {
 }
 
 #[test]
+fn mpirun_without_its_transport() {
+    let folder = Folder::new();
+    let mut command = program(folder.path(), "train digits");
+    command.env("OMPI_COMM_WORLD_SIZE", "2");
+    let ended = finish(command);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("add --transport mpi"), "{}", ended.stderr);
+}
+
+#[test]
 fn settings_that_make_no_sense() {
     let folder = Folder::new();
     for (arguments, message) in [

@@ -185,7 +185,7 @@ fn a_gradient_that_is_not_finite_drops_the_round_and_training_goes_on() {
     // A hundred steps are enough to give up, but not one long round.
     let ended = run(folder.path(), "train --resume run --epochs 9 --json");
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
-    assert!(ended.stderr.contains("given up at step 192: the last 100 steps"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("given up at step 192: the last 192 steps"), "{}", ended.stderr);
     succeed(folder.path(), &line.replace("--local-steps 5", "--local-steps 80").replace("run", "long"));
     // The same run can go on, and with a sensible learning rate it learns.
     let lines = succeed(folder.path(), "train --resume run --epochs 6 --learning-rate 0.05 --json").json();
