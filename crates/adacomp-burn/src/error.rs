@@ -19,7 +19,7 @@ pub enum Error {
     /// The exchange failed.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    /// Statistics could not be moved between learners.
+    /// Statistics or weights could not be moved between learners.
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// Learners that would never have the same weights.

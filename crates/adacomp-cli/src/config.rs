@@ -1,7 +1,7 @@
 //! A run's configuration, which is checked once before anything is done.
 
 use crate::recipes::Recipe;
-use adacomp::{Codec, Kind, Layout, Policy, Scale, Treatment};
+use adacomp::{Codec, Kind, Layout, Policy, Scale, Treatment, growing_bin};
 use adacomp_exchange::{LocalSteps, Options, Strategy, StrategyChoice};
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -172,6 +172,10 @@ pub(crate) struct Config {
     /// steps [default: 0]
     #[arg(long, value_name = "STEPS")]
     pub(crate) warm_up: u64,
+    /// With adacomp and local-selection: in this many steps after --warm-up, bins of matrices grow from 50 elements to --matrix-bin:
+    /// for adam and language models [default: 0]
+    #[arg(long, value_name = "STEPS")]
+    pub(crate) bin_warm_up: u64,
     /// Local steps: each learner trains alone, with an optimiser of its own, and once in this many steps learners exchange how
     /// far their weights have moved. With 1, updates travel instead of gradients: for adam. With 0, gradients travel in every
     /// step, and all share one optimiser [default: 0]
@@ -224,6 +228,7 @@ impl Default for Config {
             clip: None,
             learner_clip: None,
             warm_up: 0,
+            bin_warm_up: 0,
             local_steps: 0,
             outer_rate: 1.0,
             outer_momentum: 0.0,
@@ -284,6 +289,11 @@ impl Config {
         if self.scheme == Scheme::TopK && !gathers {
             bail!("top-k can only be exchanged with the strategy gather");
         }
+        if self.bin_warm_up > 0 && self.strategy() == StrategyChoice::Given(Strategy::Sharded) {
+            bail!(
+                "--bin-warm-up makes bins grow, but not those of sharded: choose another strategy, or --bin-warm-up 0"
+            );
+        }
         // What is wrong with bins, the soft threshold or a share comes out as soon as a policy meets a model.
         self.policy().layout([
             adacomp::Parameter::new("convolutions", &[1 << 14, 1, 1, 1]),
@@ -324,7 +334,9 @@ impl Config {
         }
     }
 
-    pub(crate) fn policy(&self) -> Policy {
+    /// Returns the policy of a step.
+    pub(crate) fn policy_at(&self, step: u64) -> Policy {
+        let matrix_bin = growing_bin(self.matrix_bin, step.saturating_sub(self.warm_up), self.bin_warm_up);
         let policy = match self.scheme {
             Scheme::Dense => return Policy::dense(),
             Scheme::F16 => return Policy::half(),
@@ -334,7 +346,17 @@ impl Config {
         };
         policy
             .for_kind(Kind::Conv, Treatment::Bins(self.conv_bin))
-            .for_kind(Kind::Matrix, Treatment::Bins(self.matrix_bin))
+            .for_kind(Kind::Matrix, Treatment::Bins(matrix_bin))
+    }
+
+    /// Returns the first step from which on bins are what they stay.
+    pub(crate) fn bins_stay_from(&self) -> u64 {
+        self.warm_up.saturating_add(self.bin_warm_up)
+    }
+
+    /// Returns the policy of all steps from then on.
+    pub(crate) fn policy(&self) -> Policy {
+        self.policy_at(self.bins_stay_from())
     }
 
     /// Returns the strategy that the scheme needs, or the one that was asked for.

@@ -27,7 +27,7 @@ use args::{Arguments, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
-/// The exit code of a run that was given up because too many steps were dropped in a row.
+/// The exit code of a run that was given up, or whose end was not saved, because numbers were not finite.
 const DIVERGED: u8 = 3;
 /// The exit code after Ctrl-C.
 const INTERRUPTED: u8 = 130;

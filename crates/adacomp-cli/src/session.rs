@@ -4,7 +4,7 @@
 use crate::args::{JsonLines, TrainingArguments, TransportKind};
 use crate::checkpoint::{Checkpoint, run_folder};
 use crate::config::{Config, DeviceKind, MAX_LEARNERS, Scheme, value_name};
-use crate::data::{self, Data};
+use crate::data::{self, Data, DataSet};
 use crate::files::{self, Claim};
 use crate::models::Network;
 use crate::recipes::Recipe;
@@ -89,8 +89,9 @@ impl<'a> Session<'a> {
         let timeout = Duration::from_secs(arguments.timeout);
         let mut processes = match arguments.transport {
             TransportKind::Threads => {
-                // Open MPI's name for how many it has started.
-                let started = std::env::var("OMPI_COMM_WORLD_SIZE").ok().and_then(|size| size.parse().ok());
+                // Open MPI's and MPICH's names for how many they have started.
+                let started = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(std::env::var_os);
+                let started = started.and_then(|size| size.to_str()?.parse().ok());
                 if let Some(started @ 2..) = started {
                     bail!(
                         "mpirun started {started} processes, and each would train alone: add --transport mpi"
@@ -102,6 +103,10 @@ impl<'a> Session<'a> {
         };
         let learners = processes.as_ref().map_or(config.learners, |processes| processes.learners());
         config.learners = learners;
+        if Recipe::named(&config.recipe)?.data == DataSet::Digits {
+            // Version 0.1.0 kept a folder that it had no use for.
+            config.data = None;
+        }
         arguments.apply(&mut config)?;
         if processes.is_some() && config.learners != learners {
             bail!("mpirun started {learners} processes: leave --learners out, or start as many");

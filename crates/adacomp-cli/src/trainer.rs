@@ -232,6 +232,12 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let config = &self.run.config;
         let (each, exchanges, is_local) =
             (config.minibatch / config.learners, config.exchanges(), config.is_local());
+        if self.state.step <= config.bins_stay_from() {
+            let layout = config.policy_at(self.state.step).layout(self.parameters.clone())?;
+            if layout.fingerprint() != self.exchange.layout().fingerprint() {
+                self.exchange.set_layout(layout)?;
+            }
+        }
         self.state.unexchanged += 1;
         let is_due = is_last || self.state.unexchanged >= exchanges.every;
         if is_due && self.state.step < config.warm_up {

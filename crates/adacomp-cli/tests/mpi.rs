@@ -38,6 +38,7 @@ fn processes_and_threads_come_to_the_same_weights() {
         "--strategy sharded",
         "--scheme dense --optimizer adam",
         "--local-steps 7 --optimizer adam --outer-momentum 0.5",
+        "--warm-up 5 --bin-warm-up 40",
         "--local-steps 4 --strategy sharded --residual-decay 0.9",
     ] {
         let line = format!("train digits --steps 50 --minibatch 48 {settings}");

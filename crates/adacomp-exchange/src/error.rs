@@ -204,6 +204,14 @@ pub enum ExchangeError {
         /// The strategy.
         strategy: Strategy,
     },
+    /// Other bins where owners keep what is waiting.
+    #[error(
+        "{strategy} cannot go on with other bins, because shards of owners begin where bins do; use another strategy"
+    )]
+    Shards {
+        /// The strategy.
+        strategy: Strategy,
+    },
     /// A clip that would shrink what all learners send, or is no number.
     #[error("a clip of {clip}: choose a number from 1 on")]
     Clip {

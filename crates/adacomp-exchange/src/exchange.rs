@@ -489,6 +489,26 @@ impl<T> Exchange<T> {
         &self.layout
     }
 
+    /// Goes on with bins of other lengths, and with all that waits, as [`Compressor::set_layout`] does. All learners must do it between
+    /// the same steps. With `sharded` it is refused.
+    pub fn set_layout(&mut self, layout: impl Into<Arc<Layout>>) -> Result<(), ExchangeError> {
+        let (layout, strategy) = (layout.into(), self.options.strategy);
+        if self.is_open() {
+            return Err(CompressError::Open.into());
+        }
+        if strategy.has_owner_residuals() {
+            return Err(ExchangeError::Shards { strategy });
+        }
+        for learner in &mut self.hosted {
+            learner.compressor.set_layout(layout.clone())?;
+        }
+        self.layout = layout;
+        // What groups remember is of the bins before.
+        self.groups.clear();
+        self.begin_step(self.step, self.sending);
+        Ok(())
+    }
+
     /// Returns the options.
     pub fn options(&self) -> Options {
         self.options

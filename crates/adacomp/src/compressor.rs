@@ -131,6 +131,30 @@ impl Compressor {
         &self.layout
     }
 
+    /// Goes on with bins of other lengths, and with all that waits. All else of the layout must be as before.
+    pub fn set_layout(&mut self, layout: impl Into<Arc<Layout>>) -> Result<(), CompressError> {
+        let layout = layout.into();
+        if self.open {
+            return Err(CompressError::Open);
+        }
+        let fails = |what: &str| Err(CompressError::Layout { what: what.to_owned() });
+        if layout.len() != self.layout.len() {
+            return fails("the number of layers");
+        }
+        if (layout.soft_threshold(), layout.scale()) != (self.layout.soft_threshold(), self.layout.scale()) {
+            return fails("the soft threshold and the way of scales");
+        }
+        for (layer, before) in layout.layers().iter().zip(self.layout.layers()) {
+            let is_binned = |layer: &Layer| matches!(layer.treatment, Treatment::Bins(_));
+            let same_treatment = layer.treatment == before.treatment || is_binned(layer) && is_binned(before);
+            if layer.parameter != before.parameter || !same_treatment {
+                return fails(&format!("parameter `{}`", before.name()));
+            }
+        }
+        self.layout = layout;
+        Ok(())
+    }
+
     /// Compresses the gradients of all parameters, in any order. Everything is checked before anything is changed.
     pub fn compress(&mut self, gradients: &[(&str, Gradient<'_>)]) -> Result<(), CompressError> {
         if self.open {

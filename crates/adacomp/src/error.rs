@@ -60,6 +60,9 @@ pub enum CompressError {
     /// A layer number that the layout does not have.
     #[error("layer {layer} of {count}: layers are numbered from 0")]
     Layer { layer: usize, count: usize },
+    /// A layout that differs in more than the lengths of bins.
+    #[error("{what} cannot change; only the lengths of bins can")]
+    Layout { what: String },
     /// A gradient, or something else of a parameter, of another length than the parameter's.
     #[error("parameter `{parameter}`: {what} of length {actual}, expected {expected}")]
     Length { parameter: String, what: &'static str, expected: usize, actual: usize },

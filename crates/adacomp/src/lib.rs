@@ -34,7 +34,7 @@ pub use gradient::Gradient;
 pub use half;
 pub use kernel::Kernel;
 pub use packet::{Packet, Selected, Sparse};
-pub use policy::{Kind, Layer, Layout, Parameter, Policy, Treatment};
+pub use policy::{Kind, Layer, Layout, Parameter, Policy, Treatment, growing_bin};
 pub use residual::ResidualStatistics;
 pub use selection::Scale;
 #[cfg(feature = "state")]

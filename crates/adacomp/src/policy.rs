@@ -12,6 +12,10 @@ use wildmatch::WildMatch;
 /// The largest bin: an index within it takes the paper's 14 bits.
 pub(crate) const MAX_BIN: u32 = 16_384;
 
+/// What growing bins begin with, and how often they grow.
+const SHORT_BIN: u32 = 50;
+const STAGES: u128 = 8;
+
 /// What a parameter is used for, which decides its bin size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -107,6 +111,17 @@ impl Treatment {
     pub fn selects(self) -> bool {
         matches!(self, Self::Bins(_) | Self::TopK(_))
     }
+}
+
+/// Returns the elements of a bin in a warm-up: in its first `steps` steps bins grow from 50 elements to `bin`, in eight stages and by the
+/// same factor. A learner goes on with them by [`Compressor::set_layout`](crate::Compressor::set_layout).
+pub fn growing_bin(bin: u32, step: u64, steps: u64) -> u32 {
+    if step >= steps {
+        return bin;
+    }
+    let first = f64::from(bin.min(SHORT_BIN));
+    let stage = u128::from(step) * STAGES / u128::from(steps);
+    (first * (f64::from(bin) / first).powf(stage as f64 / STAGES as f64)).round() as u32
 }
 
 /// Writes `500` for bins of 500, `dense`, `half` or `top-k 1.5`; with `{:#}` words for people, such as `bins of 500`.

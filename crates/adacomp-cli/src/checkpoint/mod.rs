@@ -214,6 +214,10 @@ impl Checkpoint {
         if before.is_local() != config.is_local() {
             bail!("a run keeps its way: whether it takes local steps cannot change");
         }
+        let bins = |config: &Config| (config.conv_bin, config.matrix_bin);
+        if self.saved.files.contains_key(&of_learner("owner", 0)) && bins(before) != bins(config) {
+            bail!("a run with the strategy sharded keeps its bins: leave --conv-bin and --matrix-bin out");
+        }
         // At its end a run can still be made one of another number of learners.
         if *step > steps || *step == steps && !config.has_settings_of(before) {
             bail!("nothing to do: the run is at step {step} of {steps}; give more with --steps or --epochs");

@@ -20,11 +20,13 @@ fn refused(folder: &Folder, arguments: &str, message: &str) {
 #[test]
 fn mpirun_without_its_transport() {
     let folder = Folder::new();
-    let mut command = program(folder.path(), "train digits");
-    command.env("OMPI_COMM_WORLD_SIZE", "2");
-    let ended = finish(command);
-    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
-    assert!(ended.stderr.contains("add --transport mpi"), "{}", ended.stderr);
+    for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
+        let mut command = program(folder.path(), "train digits");
+        command.env(name, "2");
+        let ended = finish(command);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains("add --transport mpi"), "{}", ended.stderr);
+    }
 }
 
 #[test]
@@ -66,6 +68,10 @@ fn settings_that_make_no_sense() {
             "an outer momentum of 1: choose 0 or more, and below 1",
         ),
         ("train digits --residual-decay 1.5", "a residual decay of 1.5: choose a number from 0 to 1"),
+        (
+            "train digits --bin-warm-up 9 --strategy sharded",
+            "not those of sharded: choose another strategy, or --bin-warm-up 0",
+        ),
         ("train digits --outer-momentum 0.9", "are for local steps: choose how many with --local-steps"),
         ("train digits --local-steps -1", "unexpected argument '-1'"),
         ("train digits --epochs 0", "train for at least one epoch or step"),
@@ -309,6 +315,8 @@ fn a_comparison_keeps_its_settings() {
 fn a_checkpoint_that_was_edited() {
     let folder = Folder::new();
     succeed(folder.path(), "train digits --strategy sharded --steps 50 --out run");
+    let other_bins = "train --resume run --steps 60 --strategy gather --matrix-bin 50";
+    refused(&folder, other_bins, "a run with the strategy sharded keeps its bins");
     let checkpoint = folder.path().join("run/checkpoint-00000050");
     let json = checkpoint.join("run.json");
     let good: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();

@@ -2,16 +2,19 @@
 
 use crate::draw::gradient;
 use crate::support::{model, output, slices};
-use adacomp::Outcome;
+use adacomp::{Layout, Outcome};
 use adacomp_exchange::internal::ByHand;
 use adacomp_exchange::{ExchangeError, Messages, Strategy};
 use std::sync::Arc;
 
 /// One protocol for each learner, each hosting one.
 pub(crate) fn protocols(learners: usize, strategy: Strategy) -> Vec<ByHand> {
-    (0..learners)
-        .map(|learner| ByHand::unconnected((), model(), strategy, learners, learner..learner + 1).unwrap())
-        .collect()
+    protocols_of(model(), learners, strategy)
+}
+
+pub(crate) fn protocols_of(layout: Arc<Layout>, learners: usize, strategy: Strategy) -> Vec<ByHand> {
+    let one = |learner| ByHand::unconnected((), layout.clone(), strategy, learners, learner..learner + 1);
+    (0..learners).map(|learner| one(learner).unwrap()).collect()
 }
 
 pub(crate) fn submit(protocols: &mut [ByHand], step: u64) {

@@ -1,10 +1,11 @@
 //! Saving and loading what learners and owners keep.
 
-use crate::hand::{carry, protocols, submit};
-use crate::support::{STRATEGIES, model};
+use crate::draw::gradient;
+use crate::hand::{carry, protocols, protocols_of, submit};
+use crate::support::{STRATEGIES, model, model_with_matrices_of};
 use adacomp::{CompressError, Compressor, StateError};
 use adacomp_exchange::internal::ByHand;
-use adacomp_exchange::{ExchangeError, LearnerState, Strategy};
+use adacomp_exchange::{Exchange, ExchangeError, LearnerState, Local, Strategy};
 
 /// Learners after three steps, and what they saved.
 fn trained(learners: usize, strategy: Strategy) -> (Vec<ByHand>, Vec<LearnerState>) {
@@ -77,6 +78,60 @@ fn another_number_of_learners_conserves_what_is_kept() {
             }
             submit(&mut new, 3);
             assert!(carry(&mut new, |_, _| {}).iter().all(Result::is_ok));
+        }
+    }
+}
+
+/// As if it was saved, and loaded by learners that have other bins.
+#[test]
+fn other_bins_go_on_with_what_is_kept() {
+    let longer = || model_with_matrices_of(300);
+    for strategy in STRATEGIES {
+        let (mut old, states) = trained(3, strategy);
+        if strategy == Strategy::Sharded {
+            let refused = old[0].set_layout(longer()).unwrap_err().to_string();
+            assert!(refused.contains("sharded cannot go on with other bins"), "{refused}");
+            continue;
+        }
+        let mut new = protocols_of(longer(), 3, strategy);
+        for (old, new) in old.iter_mut().zip(&mut new) {
+            old.set_layout(longer()).unwrap();
+            new.load(&states).unwrap();
+        }
+        for step in 3..6 {
+            let [old, new] = [&mut old, &mut new].map(|protocols| {
+                submit(protocols, step);
+                carry(protocols, |_, _| {}).into_iter().map(Result::unwrap).collect::<Vec<_>>()
+            });
+            assert_eq!(old, new, "{strategy:?}");
+        }
+        for layer in [0, 2] {
+            assert_eq!(kept(&mut old, layer), kept(&mut new, layer), "{strategy:?}");
+        }
+    }
+}
+
+/// Of several learners that are hosted here, too, none has other bins than the exchange says.
+#[test]
+fn bins_cannot_change_within_a_step() {
+    let mut exchange = Exchange::new(Local::alone(2), model(), Strategy::Gather).unwrap();
+    exchange.submit(1, 0, gradient(1, 0, 0, exchange.layout()[0].elements()).as_slice().into()).unwrap();
+    let refused = exchange.set_layout(model_with_matrices_of(300));
+    assert!(matches!(refused, Err(ExchangeError::Compress(CompressError::Open))), "{refused:?}");
+    let before = exchange.layout().fingerprint();
+    assert!((0..2).all(|learner| exchange.compressor(learner).unwrap().layout().fingerprint() == before));
+}
+
+/// One learner alone changes its bins: all are told.
+#[test]
+fn other_bins_on_one_learner_are_refused() {
+    for strategy in [Strategy::Gather, Strategy::Reduce] {
+        let (mut protocols, _) = trained(3, strategy);
+        protocols[1].set_layout(model_with_matrices_of(300)).unwrap();
+        submit(&mut protocols, 3);
+        for result in carry(&mut protocols, |_, _| {}) {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("another model or policy"), "{strategy:?}: {error}");
         }
     }
 }

@@ -15,6 +15,14 @@ pub(crate) fn model() -> Arc<Layout> {
 }
 
 pub(crate) fn model_with(policy: Policy) -> Arc<Layout> {
+    layout(policy.for_kind(Kind::Matrix, Treatment::Bins(100)))
+}
+
+pub(crate) fn model_with_matrices_of(bin: u32) -> Arc<Layout> {
+    layout(Policy::adacomp().for_kind(Kind::Matrix, Treatment::Bins(bin)))
+}
+
+fn layout(policy: Policy) -> Arc<Layout> {
     let parameters = [
         Parameter::new("conv.weight", &[16, 8, 3, 3]),
         Parameter::new("conv.bias", &[16]),
@@ -22,7 +30,6 @@ pub(crate) fn model_with(policy: Policy) -> Arc<Layout> {
         Parameter::new("fc.bias", &[40]),
         Parameter::new("empty", &[0, 3]),
     ];
-    let policy = policy.for_kind(Kind::Matrix, Treatment::Bins(100));
     Arc::new(policy.layout(parameters).expect("a valid layout"))
 }
 

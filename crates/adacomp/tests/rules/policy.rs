@@ -1,6 +1,6 @@
 //! Which parameter is compressed, and how.
 
-use adacomp::{Codec, Kind, Parameter, Policy, PolicyError, Scale, Treatment, UnknownName};
+use adacomp::{Codec, Kind, Parameter, Policy, PolicyError, Scale, Treatment, UnknownName, growing_bin};
 
 fn treatment(policy: &Policy, parameter: Parameter) -> Treatment {
     policy.layout([parameter]).expect("a valid layout")[0].treatment
@@ -21,6 +21,15 @@ fn defaults_are_the_papers() {
     assert_eq!(treatment(&policy, Parameter::new("empty", &[0, 7])), Treatment::Dense);
     let layout = policy.layout([Parameter::new("fc", &[32, 32])]).unwrap();
     assert_eq!(layout.soft_threshold(), 2.0);
+}
+
+#[test]
+fn bins_grow_by_the_same_factor() {
+    let bins = |bin, steps| [0, 9, 10, 40, 79, 80, u64::MAX].map(|step| growing_bin(bin, step, steps));
+    assert_eq!(bins(500, 80), [50, 50, 67, 158, 375, 500, 500]);
+    assert_eq!(bins(20, 80), [20; 7]);
+    assert_eq!(bins(500, 0), [500; 7]);
+    assert_eq!(bins(500, 1)[..2], [50, 500]);
 }
 
 #[test]

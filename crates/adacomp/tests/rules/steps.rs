@@ -4,6 +4,7 @@ use crate::support::{Random, bits, gradients, named, one_layer, residuals, selec
 use adacomp::half::{bf16, f16};
 use adacomp::{
     Codec, CompressError, Compressor, Gradient, Kernel, Parameter, Policy, Scale, Sending, StateError,
+    Treatment,
 };
 use std::sync::Arc;
 
@@ -46,6 +47,34 @@ fn a_residual_decays_after_what_was_sent_has_left_it() {
     compressor.rollback();
     compressor.decay(0.0).unwrap();
     assert_eq!(compressor.residual(0).unwrap(), [0.0; 8]);
+}
+
+/// The second step of [`two_steps_by_hand`] in one bin of 8: the maximum and scale are 2, and H is below but for one element.
+#[test]
+fn other_bins_go_on_with_what_waits() {
+    let mut compressor = Compressor::new(one_layer(8, 4));
+    step(&mut compressor, &[4.0, 3.0, 1.0, 0.0, 2.0, -1.5, 0.5, 0.0]);
+    compressor.set_layout(one_layer(8, 8)).unwrap();
+    let second = step(&mut compressor, &[-1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.5, 0.0]);
+    assert_eq!(second, [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(compressor.residual(0).unwrap(), [0.0, 0.0, 0.0, 0.0, -1.0, 1.5, 1.0, 0.0]);
+
+    let bins = Policy::adacomp().for_name("*", Treatment::Bins(8));
+    let weight = || Parameter::new("weight", &[8]);
+    for (policy, parameters, what) in [
+        (Policy::dense(), vec![weight()], "parameter `weight`"),
+        (Policy::adacomp().for_name("*", Treatment::TopK(50.0)), vec![weight()], "parameter `weight`"),
+        (bins.clone(), vec![Parameter::new("other", &[8])], "parameter `weight`"),
+        (bins.clone(), vec![Parameter::new("weight", &[4, 2])], "parameter `weight`"),
+        (bins.clone(), vec![], "the number of layers"),
+        (bins.clone().soft_threshold(3.0), vec![weight()], "the soft threshold"),
+        (bins.scale(Scale::Clamped), vec![weight()], "the soft threshold and the way of scales"),
+    ] {
+        let refused = compressor.set_layout(policy.layout(parameters).unwrap()).unwrap_err().to_string();
+        assert!(refused.starts_with(what) && refused.ends_with("only the lengths of bins can"), "{refused}");
+    }
+    compressor.compress(&[("weight", [0.0; 8].as_slice().into())]).unwrap();
+    assert_eq!(compressor.set_layout(one_layer(8, 4)), Err(CompressError::Open));
 }
 
 /// The maxima are 1, 2, 3 and 10,000: the last counts for ten medians, which is the third.
