@@ -1,7 +1,7 @@
 """Documents of which parts are made of results: tables between marks, and figures."""
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from reproduction import HERE, ROOT, doors, front
@@ -18,7 +18,19 @@ from reproduction.network import (
     NetworkResults,
 )
 from reproduction.plots import PANELS, draw, network_figure, rule_figure, seconds, step_times_figure
-from reproduction.studies import CODES, Group, Result, Study, all_studies, groups_of, mean, measure_of, read_results, ring_bytes
+from reproduction.studies import (
+    CODES,
+    Group,
+    Result,
+    Run,
+    Study,
+    all_studies,
+    groups_of,
+    mean,
+    measure_of,
+    read_results,
+    ring_bytes,
+)
 
 # Rows of the README's table: one of each kind of model, and the worst case.
 SHORT = ["mnist-dnn, sgd", "mnist-cnn, sgd", "resnet20, sgd", "speech-dnn, sgd", "shakespeare-lstm, sgd"]
@@ -53,7 +65,7 @@ def ratio(value: float | None) -> str:
 
 def ratios(group: Group, *kinds: str) -> Row:
     """Returns the compression ratio and the frame ratios, overall and of these kinds of layers."""
-    row = {"compression ratio": "1" if group.is_plain else ratio(group.compression_ratio())}
+    row = {"compression ratio": "1" if group.run.is_plain else ratio(group.compression_ratio())}
     for kind in ("overall", *kinds):
         codes, name = CODES, f"{kind}: `rice`, `paper`, floor"
         if kind == "overall":
@@ -120,7 +132,7 @@ def study_table(study: Study, groups: list[Group]) -> str:
         measure, received = measure_of(group.run["recipe"]), group.mean("bytes_received")
         row = {key: "" if group.run[key] is None else str(group.run[key]) for key in settings}
         row[column] = measure.show(group.values(measure.key))
-        dense = best_dense(group, groups, measure.key) if not group.is_plain else None
+        dense = best_dense(group, groups, measure.key, study.runs) if not group.run.is_plain else None
         row["behind dense"] = measure.behind(dense, group.mean(measure.key))
         row |= ratios(group, "matrix", "conv")
         row["bytes received in a step"] = "" if received is None else f"{received:,.0f}"
@@ -133,18 +145,19 @@ def varies(setting: str, study: Study, model: str) -> bool:
     return len({str(run[setting]) for run in study.runs if run["recipe"] == model}) > 1
 
 
-def best_dense(group: Group, groups: list[Group], key: str) -> float | None:
+def best_dense(group: Group, groups: list[Group], key: str, planned: Sequence[Run]) -> float | None:
     """Returns the lowest result of dense training of the same model, with the same seeds and samples; with fewer epochs, if none
-    has as many."""
+    with as many is planned."""
     alike = ("recipe", "side", "steps", "minibatch", "outlier-step")
-    dense = [
-        other
-        for other in groups
-        if other.is_plain and other.run["compress"] is None and all(other.run[x] == group.run[x] for x in alike)
-    ]
-    as_long = [other for other in dense if other.run["epochs"] == group.run["epochs"]]
-    shorter = [other for other in dense if (other.run["epochs"] or 0) < (group.run["epochs"] or 0)]
-    results = [other.with_seeds_of(group).mean(key) for other in as_long or shorter]
+
+    def is_dense_of(run: Run) -> bool:
+        return run.is_plain and run["compress"] is None and all(run[x] == group.run[x] for x in alike)
+
+    if any(is_dense_of(run) and run["epochs"] == group.run["epochs"] for run in planned):
+        dense = [other for other in groups if is_dense_of(other.run) and other.run["epochs"] == group.run["epochs"]]
+    else:
+        dense = [o for o in groups if is_dense_of(o.run) and (o.run["epochs"] or 0) < (group.run["epochs"] or 0)]
+    results = [other.with_seeds_of(group).mean(key) for other in dense]
     return min((value for value in results if value is not None), default=None)
 
 

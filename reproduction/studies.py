@@ -37,6 +37,11 @@ class Run:
         others = [f"{key}={value}" for key, value in sorted(self.without("recipe", "scheme").items())]
         return "-".join([self["recipe"], self["scheme"], *others])
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain data-parallel training, with an all-reduce in each step."""
+        return self["scheme"] == "dense" and self["local-steps"] is None
+
     def without(self, *keys: str) -> dict[str, Any]:
         return {key: value for key, value in self.settings.items() if key not in keys}
 
@@ -162,11 +167,6 @@ class Group:
             if sent and elements:
                 ratios.append(ring_bytes(elements, learners) / sent)
         return mean(ratios)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is plain data-parallel training, with an all-reduce in each step."""
-        return self.run["scheme"] == "dense" and self.run["local-steps"] is None
 
     @property
     def sends_frames(self) -> bool:

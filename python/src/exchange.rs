@@ -68,6 +68,11 @@ impl Exchange {
         self.exchange.step()
     }
 
+    /// Goes on with other bins, and with all that waits. All learners must do it before the same step.
+    fn set_layout(&mut self, layout: &Layout) -> PyResult<()> {
+        self.exchange.set_layout(layout.0.clone()).map_err(failed)
+    }
+
     /// Sets what gradients are divided by, and averages multiplied, so that residuals do not depend on it.
     fn set_loss_scale(&mut self, scale: f32) -> PyResult<()> {
         self.compressor().set_inverse_loss_scale(1.0 / scale).map_err(refused)?;

@@ -115,6 +115,12 @@ fn treatment(given: &Bound<'_, PyAny>) -> PyResult<Treatment> {
     parse(&text)
 }
 
+/// Returns the elements of a bin in a step of a warm-up: they grow from 50 to `bin` in its `steps` steps.
+#[pyfunction]
+pub(crate) fn growing_bin(bin: u32, step: u64, steps: u64) -> u32 {
+    adacomp::growing_bin(bin, step, steps)
+}
+
 /// Returns the kind of a parameter: `conv`, `matrix` or `vector`, from its number of dimensions and whether it is a convolution's.
 #[pyfunction]
 pub(crate) fn kind(dimensions: usize, in_convolution: bool) -> String {

@@ -50,6 +50,6 @@ mod _native {
     #[pymodule_export]
     use super::{
         Error, ExchangeError, compressor::Compressor, compressor::Frame, compressor::average,
-        exchange::Exchange, layout::Layout, layout::kind, learners::Learners,
+        exchange::Exchange, layout::Layout, layout::growing_bin, layout::kind, learners::Learners,
     };
 }

@@ -8,7 +8,6 @@ import os
 import socket
 import tempfile
 import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,7 @@ def on_learners(*counts: int) -> Callable[[Callable[..., object]], Callable[...,
         @functools.wraps(body)
         def test(**arguments: object) -> None:
             for count in counts:
-                try:
-                    learners(count).run(test, **arguments)
-                except Crash as crash:
-                    # See docs/reliability.md, "Open". What crashes twice fails, and the summary tells of one that did not.
-                    warnings.warn(f"CRASHED, and tried again: {crash}", stacklevel=1)
-                    learners(count).run(test, **arguments)
+                learners(count).run(test, **arguments)
 
         test.body = body  # type: ignore[attr-defined]
         return test

@@ -4,6 +4,7 @@ import operator
 import os
 import signal
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from training import (
@@ -27,6 +27,8 @@ from training import (
     own_state,
     residual_mean,
     train,
+    weights,
+    whole,
 )
 from training import attach as attach_ddp
 
@@ -56,11 +58,7 @@ def attach(model, in_place=None, learners=None, **options):
 
 
 def full(tensors):
-    return torch.cat([(each.full_tensor() if isinstance(each, DTensor) else each).detach().float().flatten() for each in tensors])
-
-
-def weights(model):
-    return full(model.parameters())
+    return torch.cat([whole(each).detach().float().flatten() for each in tensors])
 
 
 def gradient(model):
@@ -176,7 +174,7 @@ def test_a_nan_in_one_process_drops_the_step_of_all():
     model.zero_grad()
     loss = cross_entropy(model(images), labels)
     (loss * (torch.nan if dist.get_rank() == 1 else 1.0)).backward()
-    assert all(p.grad.full_tensor().isnan().all() for p in model.parameters())
+    assert gradient(model).isnan().all()
     after = kept(model, hook)
     assert after.isfinite().all() and (after - before).abs().max() < 1
     assert hook.stats()["steps"]["dropped"] == 1
@@ -333,11 +331,11 @@ def test_adam_on_each_learner(places, options):
 @on_learners(4)
 def test_parameters_that_are_trained_later_are_told():
     # One of a unit, and all of a unit.
-    for name in ("fc2.bias", "fc1"):
+    for name, mode in product(("fc2.bias", "fc1"), ("on", "off")):
         model = make_fsdp()
         frozen = operator.attrgetter(name)(model)
         frozen.requires_grad_(False)
-        attach(model)
+        attach(model, mode=mode)
         step_of(model, 0)
         frozen.requires_grad_(True)
         with pytest.raises(RuntimeError, match="frozen when the hook was attached"):

@@ -16,7 +16,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from training import PATHS, STRATEGIES, Net, assert_replicas, assert_same, batch, everywhere, logged, own_state, train, weights
+from training import (
+    PATHS,
+    STRATEGIES,
+    Net,
+    assert_replicas,
+    assert_same,
+    batch,
+    everywhere,
+    logged,
+    own_state,
+    train,
+    weights,
+)
 
 import adacomp.torch.local
 from adacomp.research import Layout
@@ -437,6 +449,26 @@ def test_buffers_that_are_loaded_after_the_start():
 
 
 @on_learners(2)
+def test_statistics_that_are_loaded_survive_a_first_round_that_is_dropped():
+    """The first forward pass has changed them, on each learner to something else."""
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.1)
+    _, optimizer, local = start(model, every=2)
+    model.load_state_dict({**model.state_dict(), "1.running_mean": torch.full((64,), 5.0)})
+    train(model, 1, optimizer)
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            model[2].weight.fill_(torch.nan)
+    train(model, 1, optimizer, start=1)
+    assert local.stats()["steps"]["dropped"] == 1
+    # The momentum of statistics is 0.1, and samples have a mean near 0.
+    assert (model[1].running_mean - 4.5).abs().max() < 0.2
+    assert_same(model[1].running_mean.tolist())
+
+
+@on_learners(2)
 def test_parameters_that_are_trained_later_are_told():
     model = net()
     model.fc2.bias.requires_grad_(False)
@@ -605,6 +637,30 @@ def test_a_site_is_one_learner_with_all_of_its_samples():
     assert difference.median() < 1e-6 and difference.max() < 5e-3, difference.max()
 
 
+@on_learners(4)
+def test_what_fsdp_does_not_shard_is_looked_at_too():
+    def partly(seed):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "place"))
+        model = net()
+        model.fc2.requires_grad_(False)
+        with torch.no_grad():
+            model.fc2.weight.fill_(seed)
+        for module in (model.conv1, model.norm, model.conv2, model.fc1):
+            fully_shard(module, mesh=mesh["place"])
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        LocalSteps(model, optimizer, 4, learners=mesh["site"], **FAST)
+        return model, optimizer
+
+    model, optimizer = partly(seed=1)
+    train(model, 2, optimizer)
+    model.fc2.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="frozen, or not there, when LocalSteps was made"):
+        train(model, 2, optimizer)
+    model, optimizer = partly(seed=dist.get_rank() // 2)
+    with pytest.raises(RuntimeError, match="start from the same weights"):
+        train(model, 1, optimizer)
+
+
 def inside_fsdp(every, steps, mesh=None, saved=None, **options):
     mesh = mesh or init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "place"))
     model = net()
@@ -627,10 +683,6 @@ def inside_fsdp(every, steps, mesh=None, saved=None, **options):
     return model, local
 
 
-def whole(model):
-    return torch.cat([parameter.full_tensor().detach().flatten() for parameter in model.parameters()])
-
-
 @pytest.mark.parametrize("options", [{}, {"mode": "off"}, {"delay": 2}, {"fragments": 2}], ids=str)
 @on_learners(4)
 def test_fsdp_inside_of_a_site(options):
@@ -642,7 +694,7 @@ def test_fsdp_inside_of_a_site(options):
         local.end_round()
         assert_same(model(images).tolist())
         model.reshard()
-    values = whole(model)
+    values = weights(model)
     assert all(torch.equal(values, other) for other in everywhere(values))
     assert local.stats()["learners"] == 2
     if options == {"mode": "off"}:
@@ -665,7 +717,7 @@ def test_fsdp_inside_of_a_site(options):
         with torch.no_grad():
             assert torch.equal(model(images), expected)
         model.reshard()
-        assert torch.equal(whole(model), values)
+        assert torch.equal(weights(model), values)
         # And by DDP.
         ddp, _, other = inside_ddp(4, 0, **options)
         other.load_state_dict(saved)

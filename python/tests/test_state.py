@@ -143,6 +143,19 @@ def test_a_state_that_does_not_fit_is_refused():
     assert "learner L of N, step S" in text
 
 
+@on_learners(2)
+def test_a_state_that_only_some_can_load_ends_all():
+    model = make()
+    hook = attach(model)
+    train(model, 3)
+    state = own_state(hook)
+    told = "no state of an AdaComp hook|not a state" if dist.get_rank() else "another learner could not load"
+    with pytest.raises((ValueError, RuntimeError), match=told):
+        hook.load_state_dict({} if dist.get_rank() else state)
+    with pytest.raises(RuntimeError, match="AdaComp cannot go on"):
+        train(model, 1)
+
+
 @STRATEGIES
 @on_learners(2)
 def test_going_dense_takes_residuals_along(strategy):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -58,8 +59,19 @@ def train(model, steps, optimizer=None, start=0):
     return weights(model)
 
 
+def whole(tensor):
+    """A sharded tensor in one piece, on all processes that share it. `full_tensor` would damage memory now and then on Gloo: see
+    docs/reliability.md."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    group = tensor.device_mesh.get_group(tensor.device_mesh.ndim - 1)
+    parts = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, tensor.to_local().detach(), group=group)
+    return torch.cat(parts)
+
+
 def weights(model):
-    return torch.cat([parameter.detach().float().flatten() for parameter in model.parameters()]).clone()
+    return torch.cat([whole(parameter).detach().float().flatten() for parameter in model.parameters()]).clone()
 
 
 def gradient(model):

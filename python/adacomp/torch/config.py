@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from .._native import growing_bin
+
 Mode = Literal["auto", "on", "off"]
 Strategy = Literal["auto", "gather", "reduce", "sharded"]
 Treatment = int | Literal["dense"]
@@ -17,9 +19,6 @@ Scale = Literal["mean", "clamped"]
 Codec = Literal["rice", "paper"]
 # Processes of a machine; or a group of those with the same place on other machines, and one of those of the same machine.
 NodeSize = int | Literal["auto"] | tuple[dist.ProcessGroup, dist.ProcessGroup] | DeviceMesh
-
-# The elements of a matrix's bin at the start of the warm-up, and how often bins grow in it.
-SHORT_BIN, STAGES = 50, 8
 
 
 @dataclass(frozen=True)
@@ -138,12 +137,10 @@ class Config:
         return self.scaler.get_scale() if self.scaler is not None and self.scaler.is_enabled() else None
 
     def matrix_at(self, step: int) -> Treatment:
-        """Returns the treatment of matrices in a compressed step. In the warm-up bins grow from stage to stage, by the same
-        factor, so that layouts change a few times only."""
+        """Returns the treatment of matrices in a compressed step."""
         if step >= self.bin_warm_up or not isinstance(self.matrix, Integral):
             return self.matrix
-        first = min(SHORT_BIN, int(self.matrix))
-        return round(first * (int(self.matrix) / first) ** (step * STAGES // self.bin_warm_up / STAGES))
+        return growing_bin(int(self.matrix), step, self.bin_warm_up)
 
     def policy(self, step: int = 0) -> dict[str, Any]:
         """Returns the keywords of the native layout of a compressed step."""

@@ -33,6 +33,10 @@ class Path:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
+    def set_layout(self, layout: Layout) -> None:
+        """Goes on with other bins, and with all residuals."""
+        self._exchange.set_layout(layout)
+
     def set_loss_scale(self, scale: float) -> None:
         self._exchange.set_loss_scale(scale)
 
@@ -78,6 +82,11 @@ class SelectionPath(Path):
         self._buckets: dict[tuple[int, ...], DeviceBucket] = {}
         # The residual of each layer: parts of those of the buckets.
         self.residuals: dict[int, torch.Tensor] = {}
+
+    def set_layout(self, layout: Layout) -> None:
+        super().set_layout(layout)
+        # Buckets are made anew, and take over the residuals.
+        self._treatments, self._buckets = layout.treatments, {}
 
     def set_loss_scale(self, scale: float) -> None:
         super().set_loss_scale(scale)

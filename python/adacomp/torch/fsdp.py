@@ -66,8 +66,6 @@ class _Unit:
             raise RuntimeError(
                 f"AdaComp: FSDP's tensor has {output.numel()} elements, expected {end}, in this version of PyTorch"
             )
-        if not given.keys() <= set(map(id, self.parameters)):
-            raise RuntimeError("AdaComp: a parameter is trained that was frozen when the hook was attached; attach after that")
         self.used = [id(each) in given for each in self.parameters]
         for each, here in zip(self.parameters, self.buffer.split(self.elements)):
             here.copy_(given[id(each)]) if id(each) in given else here.zero_()
@@ -148,6 +146,8 @@ class FsdpDoor(Door):
             raise RuntimeError(
                 "AdaComp: accumulate with set_requires_gradient_sync(False), not with set_requires_all_reduce(False)"
             )
+        if not set(map(id, unit.coming)) <= set(map(id, unit.parameters)):
+            raise RuntimeError("AdaComp: a parameter is trained that was frozen when the hook was attached; attach after that")
         if runtime.is_plain and unit in self._seen:
             # The last backward pass broke off.
             self._open = False
@@ -186,6 +186,8 @@ class FsdpDoor(Door):
 
     def _end(self) -> None:
         """The backward pass is over."""
+        if not self._open:
+            return
         self._open = False
         runtime = self.runtime
         if runtime.is_plain:

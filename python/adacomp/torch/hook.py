@@ -57,7 +57,11 @@ class AdaCompState(Handle):
                 _watch(ddp, self._used)
         else:
             raise TypeError("learners are for FSDP2 models; those of a DDP model are its processes: see node_size")
-        self._connected(self._door.runtime)
+        try:
+            self._connected(self._door.runtime)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._used[0] = True

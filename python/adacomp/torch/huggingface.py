@@ -46,7 +46,12 @@ class AdaCompCallback(TrainerCallback):
             folders = (self._resume_from, args.resume_from_checkpoint, _folder(args, state))
             # Trainers may be told to resume from `True`: the last checkpoint.
             named = [folder for folder in folders if isinstance(folder, str | os.PathLike)]
-            saved = next((found for folder in named if (found := trainers.load(folder))), None)
+            try:
+                saved = next((found for folder in named if (found := trainers.load(folder))), None)
+            except Exception as error:
+                # A damaged file.
+                logger.warning("%s", error)
+                saved = None
             # All learners must load, or none.
             missing = self.hook._bound().largest([float(not saved)])[0]
             if saved and not missing:

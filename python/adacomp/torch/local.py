@@ -219,19 +219,24 @@ class LocalDoor(Door):
         self._agreed = True
 
     def _take_loaded_buffers(self) -> None:
-        """Takes the buffers anew that may have been loaded since the start: those that all learners have alike. The others were
-        changed by the first forward pass."""
+        """Takes the buffers anew that may have been loaded since the start. Where learners differ, because the first forward pass
+        has changed them, it takes the mean."""
+        transport = self.runtime.transport
         parts = [part for part in self._parts() if part.is_buffer]
         digests = [_digest([part.local()]) for part in parts]
-        words = self.runtime.transport.rendezvous.meet("take the first step", " ".join(digests))
+        words = transport.rendezvous.meet("take the first step", " ".join(digests))
         for part, *alike in zip(parts, *(word.split() for word in words)):
-            if len(set(alike)) == 1:
-                part.of(self.shared).copy_(part.local())
+            shared, local = part.of(self.shared), part.local()
+            shared.copy_(local)
+            if len(set(alike)) > 1:
+                sums = torch.tensor(transport.combine(local.double().flatten().tolist(), sum), dtype=torch.float64)
+                shared.copy_((sums / transport.learners).view(local.shape))
 
     def _parameters(self) -> Iterable[torch.Tensor]:
         """Returns all parameters; those of FSDP as they are between steps, also if they are gathered now."""
-        groups = param_groups(self._model)
-        return [each.sharded_param for group in groups for each in group.fsdp_params] if groups else self._model.parameters()
+        sharded = [each for group in param_groups(self._model) for each in group.fsdp_params]
+        forms = {id(form) for each in sharded for form in (each.sharded_param, getattr(each, "_unsharded_param", None))}
+        return [each.sharded_param for each in sharded] + [each for each in self._model.parameters() if id(each) not in forms]
 
     def _take_weights(self) -> None:
         """Takes the shared weights from the local ones, if nothing was loaded and no step was taken."""
@@ -364,7 +369,12 @@ class LocalDoor(Door):
     def _schedule(self) -> list[int]:
         return [self.every, self.delay, len(self.fragments)]
 
+    def ranges(self) -> list[tuple[int, int, int]]:
+        return [(part.number, part.start, part.end) for part in self._parts()]
+
     def save(self, consolidate: bool) -> tuple[torch.Tensor, list[Range]]:
+        if not self._has_shared:
+            self._take(buffers=True)
         self._take_weights()
         counts, round = [self.steps, self.rounds], self._round
         if not consolidate:

@@ -173,26 +173,26 @@ class Runtime:
         # With `strategy="auto"` the one that was chosen, the same on all learners.
         self.strategy = cast(Strategy, self.exchange.strategy)
         # The learners have found that their layouts are the same.
-        self.transport.longest_message = longest_message(self.layout.elements, self.layout.treatments, self.learners)
+        self._limit_messages()
         if self._in_place:
             self.path = Path(self.exchange)
         else:
             self.path = SelectionPath(self.exchange, self.layout, self.device, config.soft_threshold, skip_unused)
         return self.strategy
 
+    def _limit_messages(self) -> None:
+        self.transport.longest_message = longest_message(self.layout.elements, self.layout.treatments, self.learners)
+
     def _grow_bins(self) -> None:
         """In the warm-up: goes on with longer bins, and with all residuals, when it is time."""
         step = self.exchange.step
         if self.config.matrix_at(step) != self._matrix:
-            self.path.to_host()
-            state, self._matrix = self.exchange.save(), self.config.matrix_at(step)
-            self.model.layout = self.model.layout_at(step)
+            self._matrix, self.model.layout = self.config.matrix_at(step), self.model.layout_at(step)
             if self.inside:
                 self.inside.count_bins(self.model.layout)
             self.layout = self.model.layout.parts(self.parts)
-            self.connect(self.strategy)
-            self.exchange.load([state])
-            self.path.to_device()
+            self.path.set_layout(self.layout)
+            self._limit_messages()
 
     def set_mode(self, config: Config) -> None:
         """Takes over another mode, from the next step on, if all learners do."""
@@ -265,7 +265,19 @@ class Runtime:
         self.check()
         # Those who have loaded flush residuals where others have none to flush.
         self.agree("load a state after the same step", f"step {self.counts.steps()}")
-        self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states, strict)))
+        failure: BaseException | None = None
+        try:
+            self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states, strict)))
+        except Exception as error:
+            failure = error
+        failed = float(failure is not None)
+        some_failed, some_loaded = self.largest([failed, 1.0 - failed])
+        if some_failed and some_loaded:
+            # They have no common state to go on from.
+            failure = failure or RuntimeError("another learner could not load its state; its error says why")
+            self._fail(failure)
+        if failure is not None:
+            raise failure
         self.keeps = True
 
     @property

@@ -83,6 +83,9 @@ class Kept(Protocol):
     def describe(self) -> str:
         """Returns what it does, for the log."""
 
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Returns the number, first element and end of each range that it keeps something of."""
+
     def save(self, consolidate: bool) -> tuple[torch.Tensor, list[Range]]:
         """Returns counts, and what is kept: all that this learner has, or what all have."""
 
@@ -266,7 +269,7 @@ def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
         return values if found == end - start else None
 
     if runtime.kept_by_door:
-        for part in runtime.parts:
+        for part in runtime.kept_by_door.ranges():
             # What is missing is told before anything has changed.
             find(SHARED, *part)
     runtime.exchange.load(native)

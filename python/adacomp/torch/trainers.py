@@ -50,7 +50,8 @@ def save(hook: AdaCompState, folder: str | os.PathLike[str]) -> None:
     path = Path(folder) / _name(dist.get_rank())
     torch.save(hook.state_dict(), path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
-    if dist.get_rank() == 0:
+    # Machines need not share the folder.
+    if int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0:
         for other in Path(folder).glob("adacomp-*-of-*.pt"):
             # Of an earlier training with another number of learners.
             if other.name.partition("-of-")[2] != path.name.partition("-of-")[2]:
