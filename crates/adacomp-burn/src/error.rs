@@ -58,7 +58,7 @@ pub enum Error {
     },
     /// The number of gradients is not the number of learners that are hosted.
     #[error(
-        "{hosted} learners are hosted here, but gradients or models came for {given}: where several are hosted, call `average_hosted` or `after_step_hosted`"
+        "{hosted} learners are hosted here, but gradients or models came for {given}: where several are hosted, call `average_hosted`, `after_step_hosted` or `exchange_hosted`"
     )]
     Hosted {
         /// Learners hosted here.

@@ -98,7 +98,7 @@ impl<T: Transport> Learners<T> {
 }
 
 /// Checks that all learners begin with the same bits.
-fn check_weights<T: Transport>(transport: &mut T, weights: &[Vec<f32>]) -> Result<(), Error> {
+pub(crate) fn check_weights<T: Transport>(transport: &mut T, weights: &[Vec<f32>]) -> Result<(), Error> {
     // The same in all processes of one program.
     let mut hash = DefaultHasher::new();
     weights.iter().flatten().for_each(|weight| hash.write_u32(weight.to_bits()));

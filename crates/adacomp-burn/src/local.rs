@@ -1,7 +1,7 @@
 //! Learners with local steps.
 
 use crate::error::Error;
-use crate::learners::{Learners, average_statistics};
+use crate::learners::{Learners, average_statistics, check_weights};
 use crate::parameters::{set_statistics, set_weights, statistics, weights};
 use adacomp::Outcome;
 use adacomp_exchange::{LocalSteps, Shared, Transport};
@@ -26,6 +26,7 @@ impl<T: Transport> LocalLearners<T> {
     pub fn new<M: Module>(mut learners: Learners<T>, model: &M, options: LocalSteps) -> Result<Self, Error> {
         let (shared, statistics) = (Shared::new(weights(model)?), statistics(model)?);
         learners.check_parameters(shared.weights.len())?;
+        check_weights(learners.exchange().transport(), &shared.weights)?;
         learners.exchange().agree_on(&options)?;
         Ok(Self { learners, options, shared, statistics, steps: 0, outcome: Outcome::Averaged })
     }
@@ -38,6 +39,7 @@ impl<T: Transport> LocalLearners<T> {
 
     /// Does the same where several learners are hosted: takes the model of each, in their order.
     pub fn after_step_hosted<M: Module>(&mut self, models: Vec<M>) -> Result<Vec<M>, Error> {
+        self.check_hosted(models.len())?;
         self.steps += 1;
         if self.steps < self.options.every {
             return Ok(models);
@@ -48,16 +50,14 @@ impl<T: Transport> LocalLearners<T> {
     /// Exchanges now if steps have been taken since the last exchange: for the end of training. All learners must do the same, after
     /// as many steps.
     pub fn exchange<M: Module>(&mut self, model: M) -> Result<M, Error> {
-        if self.steps == 0 {
-            return Ok(model);
-        }
         Ok(self.exchange_hosted(vec![model])?.swap_remove(0))
     }
 
-    fn exchange_hosted<M: Module>(&mut self, models: Vec<M>) -> Result<Vec<M>, Error> {
-        let hosted = self.learners.exchange().transport().hosted().len();
-        if models.len() != hosted {
-            return Err(Error::Hosted { hosted, given: models.len() });
+    /// Does the same where several learners are hosted: takes the model of each, in their order.
+    pub fn exchange_hosted<M: Module>(&mut self, models: Vec<M>) -> Result<Vec<M>, Error> {
+        self.check_hosted(models.len())?;
+        if self.steps == 0 {
+            return Ok(models);
         }
         let mut local = models.iter().map(weights).collect::<Result<Vec<_>, _>>()?;
         local.iter().try_for_each(|local| self.learners.check_parameters(local.len()))?;
@@ -78,6 +78,17 @@ impl<T: Transport> LocalLearners<T> {
     /// If it is another model than the one that learners were connected with.
     pub fn shared_model<M: Module>(&self, model: M) -> M {
         set_weights(set_statistics(model, &self.statistics), &self.shared.weights)
+    }
+
+    fn check_hosted(&mut self, given: usize) -> Result<(), Error> {
+        let hosted = self.learners.exchange().transport().hosted().len();
+        if given == hosted { Ok(()) } else { Err(Error::Hosted { hosted, given }) }
+    }
+
+    /// Returns the shared weights and their momentum. With a momentum, save `velocity` with the model, and set it again before
+    /// training goes on.
+    pub fn shared(&mut self) -> &mut Shared {
+        &mut self.shared
     }
 
     /// Returns how the last exchange ended. Where a learner's weights were not finite, its optimiser has seen what made them so:

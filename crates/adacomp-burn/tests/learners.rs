@@ -283,6 +283,42 @@ fn momentum_follows_the_rule() {
     }
 }
 
+/// Training that was saved goes on to the same weights, momentum included, and the last steps count where several are hosted.
+#[test]
+fn local_steps_with_momentum_go_on_from_what_was_saved() {
+    let options = LocalSteps { rate: 0.7, momentum: 0.9, ..LocalSteps::every(3) };
+    let connect = |model: &Net| {
+        let learners = Learners::new(Local::alone(2), model, &Policy::dense(), Strategy::Dense).unwrap();
+        LocalLearners::new(learners, model, options).unwrap()
+    };
+    let train = |learners: &mut LocalLearners<Local>, mut models: Vec<Net>, steps: std::ops::Range<usize>| {
+        for step in steps {
+            let each = models.into_iter().enumerate().map(|(learner, model)| {
+                let own = gradients(&model, pictures(step * 100 + learner * 4..step * 100 + learner * 4 + 4));
+                SgdConfig::new().init().step(0.05, model, own)
+            });
+            models = learners.after_step_hosted(each.collect()).unwrap();
+        }
+        models
+    };
+    let model = Net::new(&device());
+    let two = |model: &Net| vec![unshared(model.clone()), unshared(model.clone())];
+    let mut learners = connect(&model);
+    let models = train(&mut learners, two(&model), 0..3);
+    let (saved, velocity) = (models[0].clone(), learners.shared().velocity.clone());
+    let models = train(&mut learners, models, 3..8);
+    assert!(matches!(learners.exchange(models[0].clone()), Err(Error::Hosted { hosted: 2, given: 1 })));
+    let expected = learners.exchange_hosted(models).unwrap();
+    assert_eq!(weights(&expected[0]).unwrap(), learners.shared().weights);
+    assert_eq!(weights(&expected[0]).unwrap(), weights(&expected[1]).unwrap());
+
+    let mut learners = connect(&saved);
+    learners.shared().velocity = velocity;
+    let models = train(&mut learners, two(&saved), 3..8);
+    let actual = learners.exchange_hosted(models).unwrap();
+    assert_eq!(weights(&actual[0]).unwrap(), weights(&expected[0]).unwrap());
+}
+
 #[test]
 fn weights_that_are_not_finite_bring_all_learners_back_to_the_shared_ones() {
     let model = Net::new(&device());
