@@ -188,7 +188,7 @@ pub(crate) struct TrainingArguments {
     /// What carries messages between learners
     #[arg(long, default_value = "threads")]
     pub(crate) transport: TransportKind,
-    /// Threads that the learners are spread over [default: one for each core]
+    /// Threads that the learners are spread over, without MPI [default: one for each core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
     /// Seconds to wait for other learners before the run fails

@@ -341,7 +341,7 @@ impl Config {
             Scheme::Dense => return Policy::dense(),
             Scheme::F16 => return Policy::half(),
             Scheme::TopK => return Policy::top_k(self.top_percent as f32),
-            Scheme::LocalSelection => Policy::local_selection(),
+            Scheme::LocalSelection => Policy::local_selection().scale(self.scale),
             Scheme::Adacomp => Policy::adacomp().soft_threshold(self.soft_threshold as f32).scale(self.scale),
         };
         policy

@@ -99,6 +99,9 @@ impl<'a> Session<'a> {
                 }
                 None
             }
+            TransportKind::Mpi if arguments.threads.is_some() => {
+                bail!("over MPI each process has one thread: leave --threads out, or start more processes")
+            }
             TransportKind::Mpi => Some(ManuallyDrop::new(start_mpi(timeout)?)),
         };
         let learners = processes.as_ref().map_or(config.learners, |processes| processes.learners());

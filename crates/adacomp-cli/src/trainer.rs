@@ -44,7 +44,7 @@ const DOUBTFUL: u64 = 10;
 const DOUBTFUL_EXCHANGES: u64 = 2;
 
 fn doubtful(config: &Config) -> u64 {
-    DOUBTFUL.max(DOUBTFUL_EXCHANGES * config.local_steps)
+    DOUBTFUL.max(DOUBTFUL_EXCHANGES.saturating_mul(config.local_steps))
 }
 
 /// One copy of the shared weights, and what each learner that is hosted here has of its own.
@@ -176,7 +176,7 @@ impl<'a, T: Transport> Trainer<'a, T> {
         let (steps, in_epoch) = config.steps(self.data.train.len())?;
         let mut order = (usize::MAX, Vec::new());
         let (mut interrupted, mut diverged) = (false, false);
-        let most_dropped = MOST_DROPPED.max(MOST_DROPPED_EXCHANGES * config.local_steps);
+        let most_dropped = MOST_DROPPED.max(MOST_DROPPED_EXCHANGES.saturating_mul(config.local_steps));
         let first = self.state.step;
         while self.state.step < steps && !interrupted && !diverged {
             let draw = Draw { seed: config.seed, epoch: (self.state.step / in_epoch) as usize };

@@ -160,12 +160,12 @@ impl<T: Transport> Exchange<T> {
         if layers.is_empty() {
             return Err(ExchangeError::EmptyGroup);
         }
+        check_ascending(&self.layout, layers)?;
         if !self.as_given {
             assert!(!self.is_open(), "a gradient has been given already");
             self.as_given = true;
             self.remove_groups();
         }
-        check_ascending(&self.layout, layers)?;
         if let Some(&layer) = layers.iter().find(|layer| self.group_of[**layer].is_some()) {
             return Err(CompressError::Twice { parameter: self.layout[layer].name().to_owned() }.into());
         }

@@ -44,6 +44,8 @@ fn results_depend_on_seed_scheme_and_settings() {
         "--learner-clip 1",
         "--scheme top-k --top-percent 1",
         "--matrix-bin 50 --scale clamped",
+        "--scheme local-selection --matrix-bin 20",
+        "--scheme local-selection --matrix-bin 20 --scale clamped",
     ];
     let checksums: std::collections::HashSet<_> = settings.map(run).into_iter().collect();
     assert_eq!(checksums.len(), settings.len());

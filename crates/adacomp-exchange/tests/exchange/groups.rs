@@ -234,6 +234,10 @@ fn what_does_not_fit_by_other_means_is_kept() {
 fn groups_that_cannot_be_are_refused() {
     let transport = Local::alone(1);
     let mut exchange = Exchange::new(transport, model(), Strategy::Gather).unwrap();
+    // What is refused changes nothing: without groups all layers are one.
+    assert!(exchange.begin_group(&[4, 3]).is_err());
+    let values = gradients(&model(), 0, 0);
+    exchange.exchange(&given(&values), &mut slices(&mut output(&model()))).unwrap();
     exchange.begin_group(&[0, 2]).unwrap();
     for (group, told) in [
         (&[1, 2][..], "`fc.weight` was given twice"),
