@@ -64,6 +64,9 @@ def test_a_resume_within_the_warm_up_gives_the_same_bits(in_place, tmp_path):
 def test_learners_must_agree():
     with pytest.raises(ValueError, match="was attached with bin_warm_up="):
         attach(make(), bin_warm_up=5 + dist.get_rank())
+    # In the first step their bins are the same.
+    with pytest.raises(ValueError, match="was attached with matrix="):
+        attach(make(), bin_warm_up=5, strategy="gather", matrix=500 + dist.get_rank())
 
 
 @on_learners(4)

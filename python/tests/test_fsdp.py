@@ -1,9 +1,11 @@
 """FSDP2 inside of a machine, compression between machines. Two machines of two processes."""
 
+import gc
 import operator
 import os
 import signal
 import time
+import weakref
 from itertools import product
 
 import pytest
@@ -367,8 +369,12 @@ def test_a_model_has_one_hook():
     with pytest.raises(RuntimeError, match="an all-reduce hook already"):
         attach(model)
     hook.close()
+    old = weakref.ref(hook._door)
+    del hook
     attach(model)
     step_of(model, 0)
+    gc.collect()
+    assert old() is None
 
 
 def wrong(call):

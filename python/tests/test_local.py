@@ -412,6 +412,28 @@ def test_steps_that_a_scaler_skips_do_not_count():
     assert_replicas(model)
 
 
+class Codebook(nn.Module):
+    """Has a large buffer that the first forward pass changes, on each learner to something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+        self.register_buffer("book", torch.zeros(3000, 1000))
+
+    def forward(self, x):
+        self.book += 1 + dist.get_rank()
+        return self.net(x.flatten(1))
+
+
+@on_learners(2)
+def test_a_large_buffer_that_differs_after_the_first_forward_pass():
+    torch.manual_seed(0)
+    model = Codebook()
+    _, optimizer, local = start(model, every=1, mode="off")
+    train(model, 1, optimizer)
+    assert local.rounds == 1 and (model.book == 1.5).all()
+
+
 class Cached(nn.Module):
     """A table that is loaded with the weights, one that is made anew when it must be longer, and one that grows by mistake."""
 
@@ -626,6 +648,22 @@ def test_ddp_inside_of_a_site(options):
     model, _, alone = start(net(seed=5), **options)
     alone.load_state_dict(states)
     assert torch.equal(weights(model), weights(ddp))
+
+
+@on_learners(4)
+def test_statistics_of_the_processes_of_a_site_stay_the_same():
+    """Each place of a site begins the first round with statistics of its own samples."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "place"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    ddp = DistributedDataParallel(model, process_group=mesh.get_group("place"))
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
+    LocalSteps(ddp, optimizer, 2, learners=mesh["site"], **FAST)
+    for step in range(4):
+        images, labels = batch(step, 8)
+        cross_entropy(ddp(images * (1 + dist.get_rank())), labels).backward()
+        optimizer.step()
+    assert_same(model[1].running_var.tolist())
 
 
 @on_learners(4)

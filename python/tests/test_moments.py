@@ -22,7 +22,7 @@ from training import (
 )
 
 from adacomp.torch import Config, LocalAdam
-from adacomp.torch.moments import Moments, groups_of
+from adacomp.torch.moments import Moments, rates_of
 
 RATE = 0.003
 
@@ -232,6 +232,9 @@ def test_with_the_optimizer_weights_move_as_far_whenever_an_update_arrives(in_pl
     hook = attach(model, in_place, strategy="gather", local_adam=LocalAdam(), optimizer=optimizer)
     moved, own = 0, Moments()
     for step in range(8):
+        if step == 4:
+            # It replaces the groups that have the learning rates.
+            optimizer.load_state_dict(optimizer.state_dict())
         optimizer.param_groups[0]["lr"] = RATE / 2**step
         images, labels = batch(step)
         gradients = local_gradient(model, images, labels).split([parameter.numel() for parameter in model.parameters()])
@@ -257,4 +260,4 @@ def test_an_optimizer_is_for_local_adam():
     with pytest.raises(ValueError, match="optimizer is for local_adam only"):
         Config(optimizer=optimizer)
     with pytest.raises(ValueError, match="lacks 1 parameters"):
-        groups_of(optimizer, [torch.nn.Parameter(torch.zeros(1))])
+        rates_of(optimizer, [torch.nn.Parameter(torch.zeros(1))])

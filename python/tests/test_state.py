@@ -143,12 +143,14 @@ def test_a_state_that_does_not_fit_is_refused():
     assert "learner L of N, step S" in text
 
 
+@pytest.mark.parametrize("chosen", ["gather", "reduce"])
 @on_learners(2)
-def test_a_state_that_only_some_can_load_ends_all():
+def test_a_state_that_only_some_can_load_ends_all(chosen):
     model = make()
-    hook = attach(model)
+    hook = attach(model, strategy="auto")
     train(model, 3)
-    state = own_state(hook)
+    text = f"{chosen} between 2 learners"
+    state = own_state(hook) | {"strategy": torch.tensor(list(text.encode()), dtype=torch.uint8)}
     told = "no state of an AdaComp hook|not a state" if dist.get_rank() else "another learner could not load"
     with pytest.raises((ValueError, RuntimeError), match=told):
         hook.load_state_dict({} if dist.get_rank() else state)

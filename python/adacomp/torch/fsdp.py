@@ -111,8 +111,11 @@ class FsdpDoor(Door):
         groups = param_groups(model)
         if not all(hasattr(group, "_prepare_reduce_scatter_inputs") for group in groups):
             raise RuntimeError("this version of PyTorch does not say which parameters FSDP reduces; tested with 2.15")
-        if any(group._all_reduce_hook is not None and not _is_closed(group._all_reduce_hook) for group in groups):
-            raise RuntimeError("the model has an all-reduce hook already, of AdaComp or your own, and FSDP takes one only")
+        for group in (group for group in groups if group._all_reduce_hook is not None):
+            if not _is_closed(group._all_reduce_hook):
+                raise RuntimeError("the model has an all-reduce hook already, of AdaComp or your own, and FSDP takes one only")
+            prepare, group._all_reduce_hook = group._prepare_reduce_scatter_inputs, None
+            group._prepare_reduce_scatter_inputs = prepare.__wrapped__
         model_of_all, inside = sharded(model, learners, config)
         # Parameters that nobody has used get no gradient, so they must not send.
         self.runtime = Runtime(model_of_all, learners, config, True, in_place, None, inside, door=FsdpDoor)
@@ -131,6 +134,7 @@ class FsdpDoor(Door):
     def _connect(self, unit: _Unit) -> None:
         prepare: Callable[..., Any] = unit.group._prepare_reduce_scatter_inputs
 
+        @functools.wraps(prepare)
         def note(parameters: Sequence[Any], *rest: Any) -> Any:
             unit.coming = list(parameters)
             return prepare(parameters, *rest)

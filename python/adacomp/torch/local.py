@@ -219,18 +219,22 @@ class LocalDoor(Door):
         self._agreed = True
 
     def _take_loaded_buffers(self) -> None:
-        """Takes the buffers anew that may have been loaded since the start. Where learners differ, because the first forward pass
-        has changed them, it takes the mean."""
-        transport = self.runtime.transport
+        """Takes the buffers anew that may have been loaded since the start. Where they differ, because the first forward pass has
+        changed them, it takes the mean: of all learners, and first of the processes of a learner that share its buffers."""
+        runtime = self.runtime
         parts = [part for part in self._parts() if part.is_buffer]
-        digests = [_digest([part.local()]) for part in parts]
-        words = transport.rendezvous.meet("take the first step", " ".join(digests))
-        for part, *alike in zip(parts, *(word.split() for word in words)):
-            shared, local = part.of(self.shared), part.local()
-            shared.copy_(local)
-            if len(set(alike)) > 1:
-                sums = torch.tensor(transport.combine(local.double().flatten().tolist(), sum), dtype=torch.float64)
-                shared.copy_((sums / transport.learners).view(local.shape))
+        for part in parts:
+            part.of(self.shared).copy_(part.local())
+        inside = [runtime.inside.transport] if isinstance(runtime.inside, Node) else []
+        for transport in [*inside, runtime.transport]:
+            digests = " ".join(_digest([part.flat(self.shared)]) for part in parts)
+            words = transport.rendezvous.meet("take the first step", digests)
+            for part, *digest in zip(parts, *(word.split() for word in words)):
+                if len(set(digest)) > 1:
+                    values = part.flat(self.shared)
+                    sums = values.cpu().double()
+                    transport.wait(transport.start_sum(sums))
+                    values.copy_(sums / transport.learners)
 
     def _parameters(self) -> Iterable[torch.Tensor]:
         """Returns all parameters; those of FSDP as they are between steps, also if they are gathered now."""

@@ -6,8 +6,7 @@ comes first, what is large is what moves weights far. Its moments are those of g
 learners get the average of the updates, which the optimiser only has to apply.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -17,9 +16,9 @@ from .config import LocalAdam
 class Moments:
     """Both moments of one learner's gradient, by the numbers of the parameters, in float32."""
 
-    def __init__(self, rule: LocalAdam | None = None, groups: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """With the optimiser's group of each parameter, updates travel multiplied by its learning rate."""
-        self.rule, self.groups = rule or LocalAdam(), groups
+    def __init__(self, rule: LocalAdam | None = None, rate: Callable[[int], float] | None = None) -> None:
+        """With `rate`, which returns a parameter's learning rate as it is now, updates travel multiplied by it."""
+        self.rule, self.rate = rule or LocalAdam(), rate
         # The number of a parameter's gradients so far, and both moments, flat.
         self.kept: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
@@ -46,22 +45,23 @@ class Moments:
             if not bool(gradient.isfinite().all()):
                 gradient.fill_(torch.nan)
             elif bool(gradient.any()):
-                gradient.copy_(self.update(number, gradient) * (1.0 if is_plain else self._rate(number)))
+                rate = 1.0 if is_plain or self.rate is None else self.rate(number)
+                gradient.copy_(self.update(number, gradient) * rate)
 
     def restore(self, parts: Iterable[tuple[int, torch.Tensor]]) -> None:
         """Takes the learning rate out of averages, because the optimiser multiplies by it."""
+        rate = self.rate or (lambda number: 1.0)
         for number, average in parts:
             # At a rate of 0 nothing moves, whatever the average is.
-            average.div_(self._rate(number) or 1.0)
-
-    def _rate(self, number: int) -> float:
-        return 1.0 if self.groups is None else float(self.groups[number]["lr"])
+            average.div_(rate(number) or 1.0)
 
 
-def groups_of(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> list[Mapping[str, Any]]:
-    """Returns the optimiser's group of each parameter."""
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+def rates_of(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Callable[[int], float]:
+    """Returns a function that returns the optimiser's learning rate of a parameter, by its number."""
+    groups = {id(parameter): number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
     missing = sum(id(parameter) not in groups for parameter in parameters)
     if missing:
         raise ValueError(f"the optimizer lacks {missing} parameters of the model; pass the one that trains it")
-    return [groups[id(parameter)] for parameter in parameters]
+    numbers = [groups[id(parameter)] for parameter in parameters]
+    # Looked up each time: `optimizer.load_state_dict` replaces the groups.
+    return lambda number: float(optimizer.param_groups[numbers[number]]["lr"])

@@ -22,7 +22,7 @@ from . import report, saved
 from .auto import Auto
 from .config import Config, Strategy
 from .device import Path, SelectionPath
-from .moments import Moments, groups_of
+from .moments import Moments, rates_of
 from .node import Inside, Node
 from .transport import Transport, Worker, longest_message
 
@@ -125,6 +125,9 @@ class Runtime:
         self.check_agreement("local_adam", config.local_adam)
         self.check_agreement("an optimizer", config.optimizer is not None)
         self.check_agreement("bin_warm_up", config.bin_warm_up)
+        if config.bin_warm_up:
+            # The layout of the first step does not show it.
+            self.check_agreement("matrix", config.matrix)
         self._skip_unused = skip_unused
         self._in_place = self.device.type == "cpu" if in_place is None else in_place
         strategy = config.strategy
@@ -135,9 +138,9 @@ class Runtime:
             self.layout = model.layout.parts(self.parts)
         self.connect(strategy)
         # With `local_adam`: those of this learner's gradient.
-        groups = groups_of(config.optimizer, model.trained) if config.optimizer else None
-        groups = [groups[number] for number, _, _ in self.parts] if groups else None
-        self.moments = Moments(config.local_adam, groups) if config.local_adam else None
+        rates = rates_of(config.optimizer, model.trained) if config.optimizer else None
+        rate = (lambda layer: rates(self.parts[layer][0])) if rates else None
+        self.moments = Moments(config.local_adam, rate) if config.local_adam else None
         # What the door keeps of parameters beside that.
         self.kept_by_door: saved.Kept | None = None
 
@@ -179,6 +182,14 @@ class Runtime:
         else:
             self.path = SelectionPath(self.exchange, self.layout, self.device, config.soft_threshold, skip_unused)
         return self.strategy
+
+    def _change_strategy(self, strategy: Strategy) -> None:
+        """Goes on with another exchange and the same residuals. All learners must do the same."""
+        self.path.to_host()
+        kept = self.exchange.save()
+        self.connect(strategy)
+        self.exchange.load([kept])
+        self.path.to_device()
 
     def _limit_messages(self) -> None:
         self.transport.longest_message = longest_message(self.layout.elements, self.layout.treatments, self.learners)
@@ -266,8 +277,9 @@ class Runtime:
         # Those who have loaded flush residuals where others have none to flush.
         self.agree("load a state after the same step", f"step {self.counts.steps()}")
         failure: BaseException | None = None
+        strategy = self.strategy
         try:
-            self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states, strict)))
+            strategy = self._worker.call(lambda: self._on_stream(lambda: saved.load(self, states, strict)))
         except Exception as error:
             failure = error
         failed = float(failure is not None)
@@ -278,6 +290,8 @@ class Runtime:
             self._fail(failure)
         if failure is not None:
             raise failure
+        if strategy != self.strategy:
+            self._worker.call(lambda: self._on_stream(lambda: self._change_strategy(strategy)))
         self.keeps = True
 
     @property
@@ -362,7 +376,7 @@ class Runtime:
 
     def _end(self, step: "Compressed | Flush") -> None:
         averaged = self._on_stream(step.finish)
-        if self.moments and self.moments.groups:
+        if self.moments and self.moments.rate:
             for bucket in self._buckets:
                 self._on_stream(functools.partial(self.moments.restore, self._split(*bucket.exchanged)))
         if isinstance(self.inside, Node):

@@ -113,7 +113,7 @@ def save(runtime: Runtime, consolidate: bool) -> dict[str, torch.Tensor]:
     state = {prefix + TEXT: _from_text(exchange.saved_by(0, 1) if consolidate else exchange.saved_by(learner, learners))}
     if runtime.config.strategy == "auto":
         state[prefix + STRATEGY] = _from_text(_chosen(runtime.strategy, learners))
-    if runtime.moments and runtime.moments.groups:
+    if runtime.moments and runtime.moments.rate:
         state[prefix + RATE] = torch.ones(1)
     if counts is not None:
         state[prefix + LOCAL_STEPS] = counts
@@ -238,8 +238,9 @@ class Piece:
         return residuals, owner, self.by
 
 
-def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
-    """Without `strict`, parameters that no state has begin with nothing, and what the model does not have is left out."""
+def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> Strategy:
+    """Returns the strategy to go on with: what `strategy="auto"` stood for between as many learners, whatever this version would
+    choose. Without `strict`, parameters that no state has begin with nothing, and what the model does not have is left out."""
     pieces = [piece for state in states for piece in _pieces(state)]
     here = (runtime.inside.place, runtime.inside.places) if runtime.inside else (0, 1)
     same_place = [piece for piece in pieces if (piece.place, piece.places) == here]
@@ -273,17 +274,13 @@ def load(runtime: Runtime, states: Sequence[Tensors], strict: bool) -> None:
             # What is missing is told before anything has changed.
             find(SHARED, *part)
     runtime.exchange.load(native)
-    if runtime.config.strategy == "auto":
-        # As many learners as before keep to what was chosen then, whatever this version would choose.
-        for strategy in CHOICES:
-            if (own or pieces)[0].strategy == _chosen(strategy, runtime.learners) and strategy != runtime.strategy:
-                runtime.connect(strategy)
-                runtime.exchange.load(native)
     runtime.path.to_device()
     if runtime.moments:
         runtime.moments.kept = moments
     if runtime.kept_by_door and counts is not None:
         runtime.kept_by_door.load(own[0].counts if own and own[0].counts is not None else counts, find, bool(own))
+    chosen = (own or pieces)[0].strategy if runtime.config.strategy == "auto" else ""
+    return next((each for each in CHOICES if chosen == _chosen(each, runtime.learners)), runtime.strategy)
 
 
 def _pieces(state: Tensors) -> Iterator[Piece]:
@@ -361,7 +358,7 @@ def _read_moments(runtime: Runtime, pieces: Sequence[Piece], strict: bool) -> di
         raise ValueError("the state has Adam's moments: attach with local_adam=adacomp.torch.LocalAdam()")
     if runtime.moments and not found:
         raise ValueError("the state has no moments of Adam, and its residuals are of gradients: attach without local_adam")
-    if runtime.moments and (runtime.moments.groups is None) == any(piece.has_rate for piece in pieces):
+    if runtime.moments and (runtime.moments.rate is None) == any(piece.has_rate for piece in pieces):
         raise ValueError("residuals of the state were made otherwise: attach with optimizer=... as when it was saved, or without")
     moments = {}
     by_learner = {learner: [piece for piece in pieces if piece.learner() == learner] for learner in map(Piece.learner, pieces)}

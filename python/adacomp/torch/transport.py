@@ -121,9 +121,9 @@ class Transport:
         """Starts to sum a tensor over all learners, in place."""
         return self._group.allreduce([tensor])
 
-    def begin_step(self, part: int = 0) -> None:
-        """Counts the rounds that follow from the first again. Steps of another part of the model have other positions."""
-        self._position = part << 16
+    def begin_step(self, fragment: int = 0) -> None:
+        """Counts the rounds that follow from the first again. Steps of another fragment have other positions."""
+        self._position = fragment << 16
 
     def begin_aside(self) -> None:
         """The rounds that follow are not of a step."""
