@@ -57,7 +57,7 @@ pub(crate) struct Epoch {
     pub(crate) test_loss: f64,
     /// The share of the test data that is classified wrongly, in percent.
     pub(crate) test_error: f64,
-    /// Steps that were dropped in this epoch because a gradient was not finite.
+    /// Steps that were dropped in this epoch because a gradient was not finite; those of a dropped round, in the epoch in which it ended.
     pub(crate) dropped_steps: u64,
     /// Bytes that a learner has sent in this epoch, on average over learners. Here and in all ratios, dropped steps do not count.
     pub(crate) bytes_sent: f64,

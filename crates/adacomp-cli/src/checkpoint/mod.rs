@@ -228,8 +228,9 @@ impl Checkpoint {
     /// Returns what `auto` has stood for so far, if nothing has changed that it depends on.
     pub(crate) fn chosen(&self, config: &Config) -> StrategyChoice {
         let before = &self.saved.config;
-        let same = (before.learners, before.codec) == (config.learners, config.codec);
-        match before.strategy() == StrategyChoice::Auto && same {
+        let depends_on =
+            |config: &Config| (config.learners, config.codec, config.conv_bin, config.matrix_bin);
+        match before.strategy() == StrategyChoice::Auto && depends_on(before) == depends_on(config) {
             true => self.saved.strategy,
             false => StrategyChoice::Auto,
         }

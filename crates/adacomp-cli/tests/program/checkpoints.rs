@@ -114,7 +114,7 @@ fn a_run_that_was_interrupted_early_has_saved_what_it_has() {
     assert_eq!(checkpoint("run"), "checkpoint-00000138");
 }
 
-/// What `auto` stands for is fixed for a run, and chosen anew for another number of learners.
+/// What `auto` stands for is fixed for a run, and chosen anew for other bins and another number of learners.
 #[test]
 fn as_many_learners_keep_the_strategy_that_was_chosen() {
     let folder = Folder::new();
@@ -131,6 +131,7 @@ fn as_many_learners_keep_the_strategy_that_was_chosen() {
     std::fs::write(&path, sealed(&saved)).unwrap();
     assert_eq!(strategy("--resume run --steps 10"), "gather");
     assert_eq!(strategy("--resume run --steps 15"), "gather");
+    assert_eq!(strategy("--resume run --steps 18 --matrix-bin 400"), "reduce");
     assert_eq!(strategy("--resume run --steps 20 --learners 16"), "reduce");
 }
 
