@@ -1,4 +1,5 @@
-"""Tries `docs/clusters.md` as far as one machine can: two machines, each a network namespace, do what it says.
+"""Tries `docs/clusters.md`, and the two sites of `docs/sites.md`, as far as one machine can: two machines, each a network
+namespace, do what these say.
 
 The program, with MPI, and the Python package must have been built.
 """
@@ -14,9 +15,10 @@ from pathlib import Path
 import yaml
 
 from reproduction import ROOT
-from reproduction.machines import INTERFACE, machines, on, run_together
+from reproduction.machines import INTERFACE, address, machines, on, run_together
 
 DOCUMENT = ROOT / "docs" / "clusters.md"
+SITES = ROOT / "docs" / "sites.md"
 WORK = ROOT / "target" / "clusters"
 LIMIT = 180.0
 
@@ -47,6 +49,7 @@ def check() -> None:
     with machines(2):
         torchrun(find("bash", "--rdzv-endpoint MACHINE-1"))
         mpirun(find("text", "slots"), find("bash", "--hostfile hosts"))
+        sites()
 
 
 def check_yaml(text: str) -> None:
@@ -64,6 +67,19 @@ def torchrun(block: str) -> None:
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     run_together([on(machine, ["bash", "-ec", block]) for machine in range(2)], LIMIT, [path, path])
     print("clusters: torchrun on two machines")
+
+
+def sites() -> None:
+    """Runs the command for two sites, with namespaces for the VPN: they know each other by addresses only."""
+    [block] = re.findall(r"^```bash\nwg-quick up wg0\n(.*?)^```", SITES.read_text(), re.MULTILINE | re.DOTALL)
+    for old, new in (("wg0", INTERFACE), ("10.77.0.1", address(0)), ("--every 30", "--every 10 --rounds 2")):
+        if old not in block:
+            raise RuntimeError(f"{SITES}: the block for two sites has no `{old}`")
+        block = block.replace(old, new)
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    blocks = [block.replace("--node-rank 0", f"--node-rank {site}") for site in range(2)]
+    run_together([on(site, ["bash", "-ec", own]) for site, own in enumerate(blocks)], LIMIT, [path, path])
+    print("clusters: torchrun at two sites")
 
 
 def stand_in_mnist(folder: Path) -> None:

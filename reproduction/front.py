@@ -44,7 +44,8 @@ class Attached(Training):
         updates = self.updates_travel
         self.optimizer = torch.optim.SGD(self.parameters, options.learning_rate, 0.0 if updates else options.momentum)
         self.replica = DistributedDataParallel(self.model)
-        local_adam, optimizer = (LocalAdam(), self.optimizer) if updates else (None, None)
+        rule = LocalAdam(betas=(options.momentum, options.slow_beta))
+        local_adam, optimizer = (rule, self.optimizer) if updates else (None, None)
         warm_up = round(options.bin_warm_up * self.steps)
         attach(
             self.replica, mode="on", strategy=options.strategy, bin_warm_up=warm_up, local_adam=local_adam, optimizer=optimizer

@@ -99,5 +99,5 @@ class LocalSteps:
 
 def optimizer_of(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:
     if options.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), options.learning_rate, (0.9, options.slow_beta))
+        return torch.optim.Adam(model.parameters(), options.learning_rate, (options.momentum, options.slow_beta))
     return torch.optim.SGD(model.parameters(), options.learning_rate, options.momentum, weight_decay=options.weight_decay)

@@ -53,7 +53,7 @@ def _set_up() -> None:
     _run("mount -t tmpfs tmpfs /run/netns")
     hosts = ROOT / "target" / "machines"
     hosts.parent.mkdir(exist_ok=True)
-    names = [f"10.0.0.{machine + 1} {name(machine)}\n" for machine in range(MOST)]
+    names = [f"{address(machine)} {name(machine)}\n" for machine in range(MOST)]
     hosts.write_text("".join(["127.0.0.1 localhost\n", *names]))
     _run(f"mount --bind {hosts} /etc/hosts")
     _run("ip link set lo up")
@@ -62,6 +62,10 @@ def _set_up() -> None:
 def name(machine: int) -> str:
     """Returns a machine's name, by which all machines find its address."""
     return f"machine-{machine + 1}"
+
+
+def address(machine: int) -> str:
+    return f"10.0.0.{machine + 1}"
 
 
 @contextmanager
@@ -74,7 +78,7 @@ def machines(count: int, rate: str | None = None) -> Iterator[None]:
         _run(f"ip netns add {name(machine)}")
         _run(f"ip link add {INTERFACE} netns {name(machine)} type veth peer name port{machine} netns switch")
         _run(f"ip -n switch link set port{machine} master bridge up")
-        _run(f"ip -n {name(machine)} addr add 10.0.0.{machine + 1}/24 dev {INTERFACE}")
+        _run(f"ip -n {name(machine)} addr add {address(machine)}/24 dev {INTERFACE}")
         _run(f"ip -n {name(machine)} link set {INTERFACE} up")
         _run(f"ip -n {name(machine)} link set lo up")
         if rate:
@@ -98,7 +102,7 @@ def far_machines(count: int, rate: str, delay: float) -> Iterator[None]:
             fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH22x", f"far{machine}".encode(), IFF_TUN | IFF_NO_PI))
             _run(f"ip netns add {name(machine)}")
             _run(f"ip link set far{machine} netns {name(machine)} name {INTERFACE}")
-            _run(f"ip -n {name(machine)} addr add 10.0.0.{machine + 1}/24 dev {INTERFACE}")
+            _run(f"ip -n {name(machine)} addr add {address(machine)}/24 dev {INTERFACE}")
             _run(f"ip -n {name(machine)} link set {INTERFACE} up")
             _run(f"ip -n {name(machine)} link set lo up")
             _run(f"tc -n {name(machine)} qdisc add dev {INTERFACE} {_shape(rate)}")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from reproduction import ROOT
+from reproduction.network import KEEPS_MEMORY
 from reproduction.studies import RESULTS, Result, Run, read_results
 
 WORK = ROOT / "target" / "reproduction"
@@ -48,7 +50,8 @@ def train(run: Run) -> Result:
     log = folder / "log"
     with log.open("a") as file:
         command = command_of(run, folder)
-        status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file).returncode
+        environment = {**os.environ, **KEEPS_MEMORY}
+        status = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file).returncode
     lines = log.read_text().splitlines()
     if status:
         raise RuntimeError("\n".join([f"ended with {status}", *lines[-5:]]))

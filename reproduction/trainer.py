@@ -68,7 +68,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--test-parts", type=int, help="hundreds of test samples to test with, instead of all")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--learning-rate", type=float, required=True)
-    parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of SGD, or the decay of Adam's first moment")
     parser.add_argument("--weight-decay", type=float, default=0.0, help="of SGD, added after the exchange")
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
     parser.add_argument("--rate-warm-up", type=float, default=0.0, help="the share of all steps in which the learning rate grows")
@@ -165,7 +165,7 @@ class Training:
         # SGD's velocities, or Adam's moments: each learner's own where updates travel, else those of the average.
         self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.updates_travel = options.compress == "updates"
-        rule = LocalAdam(betas=(0.0 if options.adam_momentum == "after" else 0.9, options.slow_beta))
+        rule = LocalAdam(betas=(0.0 if options.adam_momentum == "after" else options.momentum, options.slow_beta))
         own = OfAverage(rule, options.learners) if options.second_moment == "estimated" else Moments(rule)
         self.moments = [deepcopy(own) for _ in range(options.learners if self.updates_travel else 1)]
         self.step, self.rolled_back, self.seconds = 0, 0, 0.0

@@ -209,12 +209,18 @@ def run_quick_start(name, folder, *arguments, learners=None, epochs=2):
     always = re.sub(r"(attach|AdaCompCallback)\((.*?)\)(?=\s)", r'\1(\2, mode="on")', script).replace("(, ", "(")
     always = always.replace("max_epochs=2", f"max_epochs={epochs}")
     (folder / "train.py").write_text(always)
-    words = command.replace("MACHINE-1:29500", f"127.0.0.1:{free_port()}").replace("node 8", "node 2").split()[1:]
+    port = str(free_port())
+    for old, new in (("MACHINE-1:29500", f"127.0.0.1:{port}"), ("ADDRESS-1", "127.0.0.1"), ("29500", port), ("node 8", "node 2")):
+        command = command.replace(old, new)
+    words = command.split()[1:]
     if learners:
         words[words.index("--nproc-per-node") + 1] = str(learners)
     machines = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
-    here = [] if "--rdzv-endpoint" in words else ["--standalone"]
-    return run_together([[*TORCHRUN, *here, *words, *arguments]] * machines, folder)
+    here = ["--standalone"] if machines == 1 else []
+    commands = [[*TORCHRUN, *here, *words, *arguments] for _ in range(machines)]
+    for machine, own in enumerate(commands if "--node-rank" in words else []):
+        own[own.index("--node-rank") + 1] = str(machine)
+    return run_together(commands, folder)
 
 
 @pytest.mark.parametrize(

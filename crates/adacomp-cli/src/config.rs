@@ -149,7 +149,7 @@ pub(crate) struct Config {
     /// The optimiser
     #[arg(long)]
     pub(crate) optimizer: OptimizerKind,
-    /// The momentum of sgd [default: 0.9]
+    /// The momentum of sgd, or the decay of adam's first moment [default: 0.9]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub(crate) momentum: f64,
     /// The learning rate at the start

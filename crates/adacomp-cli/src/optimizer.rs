@@ -10,6 +10,7 @@ use crate::config::{Config, OptimizerKind};
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Optimizer {
     kind: OptimizerKind,
+    /// Of SGD, or the decay of Adam's first moment.
     momentum: f32,
     weight_decay: f32,
     /// The largest norm of the gradient of all weights.
@@ -19,7 +20,8 @@ pub(crate) struct Optimizer {
     pub(crate) moments: Vec<Vec<Vec<f32>>>,
 }
 
-const ADAM_DECAY: (f32, f32) = (0.9, 0.999);
+/// That of Adam's second moment.
+const SECOND_DECAY: f32 = 0.999;
 const ADAM_EPSILON: f32 = 1e-8;
 
 impl Optimizer {
@@ -76,7 +78,7 @@ impl Optimizer {
     }
 
     fn adapt(&mut self, learning_rate: f64, factor: f32, weights: &mut [Vec<f32>], gradients: &[&[f32]]) {
-        let (first_decay, second_decay) = ADAM_DECAY;
+        let (first_decay, second_decay) = (self.momentum, SECOND_DECAY);
         // Moments start at 0, so early ones are too small by a known factor.
         let correction = |decay: f32| 1.0 - f64::from(decay).powi(self.steps.min(1 << 30) as i32);
         let rate = (learning_rate / correction(first_decay)) as f32;
@@ -134,6 +136,16 @@ mod tests {
             .iter()
             .zip(expected)
             .for_each(|(actual, expected)| assert!((actual - expected).abs() < 2e-6, "{weights:?}"));
+    }
+
+    #[test]
+    fn adam_without_momentum_follows_the_last_gradient() {
+        let mut weights = vec![vec![1.0f32]];
+        let config = Config { momentum: 0.0, ..config(OptimizerKind::Adam) };
+        let mut optimizer = Optimizer::new(&config, &weights);
+        optimizer.step(0.1, &mut weights, &[&[0.5]]);
+        optimizer.step(0.1, &mut weights, &[&[-0.5]]);
+        assert!((weights[0][0] - 1.0).abs() < 2e-6, "{weights:?}");
     }
 
     #[test]
