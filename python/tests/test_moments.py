@@ -257,6 +257,9 @@ def test_residuals_with_a_learning_rate_are_told_from_others():
 
 def test_an_optimizer_is_for_local_adam():
     optimizer = follower(Net())
+    for wrong in (torch.optim.AdamW(Net().parameters()), torch.optim.SGD(Net().parameters(), 0.1, momentum=0.9)):
+        with pytest.raises(ValueError, match="with momentum; with local_adam it must be torch.optim.SGD without"):
+            Config(local_adam=LocalAdam(), optimizer=wrong)
     with pytest.raises(ValueError, match="optimizer is for local_adam only"):
         Config(optimizer=optimizer)
     with pytest.raises(ValueError, match="lacks 1 parameters"):

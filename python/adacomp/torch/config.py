@@ -96,8 +96,12 @@ class Config:
                 raise ValueError(f"{option} {getattr(self, option)!r}; expected {', '.join(others)} or {last}")
         treatments = [(kind, getattr(self, kind)) for kind in ("conv", "matrix", "vector")]
         for option, treatment in treatments + [(f"names[{name!r}]", each) for name, each in (self.names or {}).items()]:
-            if isinstance(treatment, bool) or not isinstance(treatment, Integral | str):
+            if treatment != "dense" and (isinstance(treatment, bool) or not isinstance(treatment, Integral)):
                 raise TypeError(f"{option} is {treatment!r}; expected the number of elements of a bin, or 'dense'")
+        if isinstance(self.threads, bool) or not isinstance(self.threads, Integral) or self.threads < 1:
+            raise ValueError(f"threads {self.threads!r}; expected a number from 1 on")
+        if not isinstance(self.timeout, int | float | datetime.timedelta | None):
+            raise TypeError(f"timeout is {self.timeout!r}; expected seconds, or a timedelta")
         if self.clip is not None and not 1 <= self.clip < float("inf"):
             raise ValueError(f"clip {self.clip}; expected a number from 1 on")
         if self.clip is not None and self.mode != "on":
@@ -123,6 +127,11 @@ class Config:
             raise TypeError(f"optimizer is {type(self.optimizer).__name__}; expected the torch.optim.SGD of the training loop")
         if self.optimizer is not None and self.local_adam is None:
             raise ValueError("optimizer is for local_adam only; leave it out")
+        if self.optimizer is not None and any(group.get("momentum") or "betas" in group for group in self.optimizer.param_groups):
+            raise ValueError(
+                f"optimizer is {type(self.optimizer).__name__} with momentum; with local_adam it must be torch.optim.SGD without "
+                "it, because each learner's Adam has its own"
+            )
         if self.local_adam is not None and self.loss_scale() is not None:
             raise ValueError(
                 "local_adam does not go with a GradScaler, whose scale would make Adam's updates overflow; use bfloat16"
