@@ -3,9 +3,10 @@
 use adacomp::PolicyError;
 use adacomp_exchange::{ExchangeError, TransportError};
 use burn::tensor::DType;
+use std::fmt::{Debug, Display, Formatter};
 
 /// Why learners could not train on.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Nothing to exchange.
@@ -40,6 +41,14 @@ pub enum Error {
         /// Now.
         actual: usize,
     },
+    /// Gradients of another model.
+    #[error(
+        "{left} gradients are of no parameter of this model: give the model that they were computed with, or a clone of it"
+    )]
+    Gradients {
+        /// How many.
+        left: usize,
+    },
     /// A gradient of a type that cannot be exchanged.
     #[error("the gradient of `{parameter}` is {dtype:?}: only f32, f16 and bf16 can be exchanged")]
     Type {
@@ -58,7 +67,7 @@ pub enum Error {
     },
     /// The number of gradients is not the number of learners that are hosted.
     #[error(
-        "{hosted} learners are hosted here, but gradients or models came for {given}: where several are hosted, call `average_hosted`, `after_step_hosted` or `exchange_hosted`"
+        "gradients or models came for {given} learners, and {hosted} are hosted here: give one for each to `average_hosted`, `after_step_hosted` or `exchange_hosted`"
     )]
     Hosted {
         /// Learners hosted here.
@@ -78,4 +87,11 @@ pub enum Error {
         /// The bytes that came.
         actual: usize,
     },
+}
+
+/// The message: it is what `unwrap` and a `main` that returns the error show.
+impl Debug for Error {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(self, formatter)
+    }
 }

@@ -84,6 +84,9 @@ impl Values {
 pub fn take_gradients<M: Module>(model: &M, gradients: GradientsParams) -> Result<Vec<Values>, Error> {
     let mut visitor = Take { gradients, taken: Vec::new() };
     model.visit(&mut visitor);
+    if !visitor.gradients.is_empty() {
+        return Err(Error::Gradients { left: visitor.gradients.len() });
+    }
     let name = |number: usize| parameters(model).swap_remove(number).name;
     let check = |(number, taken): (usize, Result<TensorData, String>)| {
         let data = taken.map_err(|reason| Error::Read { parameter: name(number), reason })?;

@@ -320,6 +320,17 @@ fn local_steps_with_momentum_go_on_from_what_was_saved() {
 }
 
 #[test]
+fn gradients_of_another_model_are_refused() {
+    let (model, other) = (Net::new(&device()), Net::new(&device()));
+    let mut learners = Learners::new(Local::alone(1), &model, &Policy::adacomp(), Strategy::Gather).unwrap();
+    let own = gradients(&other, pictures(0..4));
+    let error = learners.average(&model, own).unwrap_err();
+    assert!(matches!(error, Error::Gradients { left: 8 }), "{error:?}");
+    // What `unwrap` shows is the message.
+    assert_eq!(format!("{error:?}"), error.to_string());
+}
+
+#[test]
 fn weights_that_are_not_finite_bring_all_learners_back_to_the_shared_ones() {
     let model = Net::new(&device());
     let before = (weights(&model).unwrap(), statistics(&model).unwrap());

@@ -2,6 +2,7 @@
 
 use crate::strategy::Strategy;
 use adacomp::{AverageError, CompressError, DecodeError, StateError};
+use std::fmt::{Debug, Display, Formatter};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -122,7 +123,7 @@ pub enum Cause {
 }
 
 /// An exchange that did not take place. What was written does not count, and what was selected stays in the residuals.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
     /// Learners that were started differently.
@@ -245,4 +246,11 @@ pub enum ExchangeError {
     /// A state that could not be saved or loaded.
     #[error(transparent)]
     State(#[from] StateError),
+}
+
+/// The message: it is what `unwrap` and a `main` that returns the error show.
+impl Debug for ExchangeError {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(self, formatter)
+    }
 }

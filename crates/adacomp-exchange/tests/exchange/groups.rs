@@ -237,7 +237,8 @@ fn groups_that_cannot_be_are_refused() {
     // What is refused changes nothing: without groups all layers are one.
     assert!(exchange.begin_group(&[4, 3]).is_err());
     let values = gradients(&model(), 0, 0);
-    exchange.exchange(&given(&values), &mut slices(&mut output(&model()))).unwrap();
+    let outcome = exchange.exchange(&given(&values), &mut slices(&mut output(&model()))).unwrap();
+    assert_eq!(outcome, Outcome::Averaged);
     exchange.begin_group(&[0, 2]).unwrap();
     for (group, told) in [
         (&[1, 2][..], "`fc.weight` was given twice"),
