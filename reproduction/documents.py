@@ -33,7 +33,7 @@ from reproduction.studies import (
 )
 
 # Rows of the README's table: one of each kind of model, and the worst case.
-SHORT = ["mnist-dnn, sgd", "mnist-cnn, sgd", "resnet20, sgd", "speech-dnn, sgd", "shakespeare-lstm, sgd"]
+SHORT = ["mnist-dnn, sgd", "mnist-cnn, sgd", "cifar10-cnn, sgd", "resnet20, sgd", "speech-dnn, sgd", "shakespeare-lstm, sgd"]
 SHORT += ["shakespeare-transformer, adam"]
 
 # What learners do by each method of the benchmark of sites, as settings of a run of the study `local`; and the loss for which the
