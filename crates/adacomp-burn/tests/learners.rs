@@ -319,6 +319,19 @@ fn local_steps_with_momentum_go_on_from_what_was_saved() {
     assert_eq!(weights(&actual[0]).unwrap(), weights(&expected[0]).unwrap());
 }
 
+/// Also if only what local steps begin with differs, such as a checkpoint that one learner has loaded.
+#[test]
+fn local_steps_with_other_weights_are_told() {
+    let device = device();
+    let models: Vec<Linear> = (0..2).map(|_| LinearConfig::new(4, 4).init(&device)).collect();
+    for error in with_learners(2, |transport, learner| {
+        let learners = Learners::new(transport, &models[0], &Policy::adacomp(), Strategy::Gather).unwrap();
+        LocalLearners::new(learners, &models[learner], LocalSteps::every(2)).err()
+    }) {
+        assert!(matches!(error, Some(Error::Weights { learner: 1 })), "{error:?}");
+    }
+}
+
 #[test]
 fn gradients_of_another_model_are_refused() {
     let (model, other) = (Net::new(&device()), Net::new(&device()));
